@@ -1,0 +1,225 @@
+"""Request rows: position -> slot, with a host mirror of page ids.
+
+The table is what kernels read; the mirror is what the tree and the planner read, so that neither
+ever copies from the device. ``write`` keeps both together and remembers how far each row's mirror
+holds. A range that was written into ``req_to_token`` directly is read from the table instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from alloc.slots import slot_io
+from alloc.spaces import IntArray, PageIds, Slots, as_int64, ceil_div
+
+
+class ReqToTokenPool:
+    """Rows of slots for requests in flight.
+
+    Args:
+        size: number of rows.
+        max_context_len: columns, in tokens.
+        device: device of the table, or None for a NumPy table.
+        page_size: tokens of a page; positions of one page hold consecutive slots.
+        debug: compare mirror and table on every read.
+
+    Attributes:
+        req_to_token: int32[size, max_context_len], zeroed; callers may write it directly.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        max_context_len: int,
+        device: Any,
+        *,
+        page_size: int = 1,
+        debug: bool = False,
+    ) -> None:
+        for name, value in (
+            ("size", size),
+            ("max_context_len", max_context_len),
+            ("page_size", page_size),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.size = size
+        self.max_context_len = max_context_len
+        self.device = device
+        self.page_size = page_size
+        self.debug = debug
+        self.io = slot_io(device)
+        self.req_to_token = self.io.table(size, max_context_len)
+        self._mirror = np.zeros((size, ceil_div(max_context_len, page_size)), dtype=np.int32)
+        self._mirror_len = np.zeros(size, dtype=np.int64)
+        self._free_rows: list[int] = []
+        self._in_use = np.zeros(size, dtype=np.bool_)
+        self.clear()
+
+    def clear(self) -> None:
+        """Make every row free, lowest first; mirrors hold nothing. The table is left as it is."""
+        self._free_rows = list(range(self.size - 1, -1, -1))
+        self._in_use[:] = False
+        self._mirror_len[:] = 0
+
+    def available_size(self) -> int:
+        """Return the number of free rows."""
+        return len(self._free_rows)
+
+    def alloc(self, num_rows: int) -> list[int] | None:
+        """Take rows, the last freed first; None when fewer are free, nothing changed."""
+        if num_rows < 0:
+            raise ValueError(f"num_rows={num_rows} must not be negative")
+        if num_rows > len(self._free_rows):
+            return None
+        cut = len(self._free_rows) - num_rows
+        rows = self._free_rows[cut:][::-1]
+        del self._free_rows[cut:]
+        self._in_use[rows] = True
+        self._mirror_len[rows] = 0
+        return rows
+
+    def free(self, rows: int | Sequence[int]) -> None:
+        """Give rows back; the slots written in them are the caller's business.
+
+        Raises:
+            ValueError: a row is out of range, free already or named twice; nothing changed.
+        """
+        given = [rows] if isinstance(rows, int) else [int(row) for row in rows]
+        for i, row in enumerate(given):
+            self._check_row(row)
+            if row in given[:i]:
+                raise ValueError(f"row {row} is named twice in one call; pass distinct rows")
+        self._in_use[given] = False
+        self._mirror_len[given] = 0
+        self._free_rows.extend(sorted(given, reverse=True))
+
+    def write(
+        self, row: int, start: int, slots: Slots | None = None, *, pages: PageIds | None = None
+    ) -> None:
+        """Write a row from position ``start`` on, table and mirror together.
+
+        The last page is written to its end, so that no position of it shows an old owner.
+
+        Args:
+            row: a row in use.
+            start: position of the first slot; a multiple of page_size when ``pages`` is given.
+            slots: int[n] slots of positions ``[start, start + n)``. A device tensor is copied to
+                the host for the mirror.
+            pages: int64[n] page ids, host; the path that copies nothing back from a device.
+
+        Raises:
+            ValueError: not exactly one of slots and pages, the range leaves the row, or the
+                slots don't sit at their positions' offsets in their pages.
+        """
+        self._check_row(row)
+        if (slots is None) == (pages is None):
+            raise ValueError("pass exactly one of slots and pages")
+        if pages is not None:
+            ids = as_int64(pages, "pages")
+            if start % self.page_size:
+                raise ValueError(
+                    f"start={start} must be a multiple of page_size={self.page_size} "
+                    f"when pages are written"
+                )
+        else:
+            start, ids = self._pages_of_slots(start, slots)
+        if not len(ids):
+            return
+        first = start // self.page_size
+        if start < 0 or first + len(ids) > self._mirror.shape[1]:
+            raise ValueError(
+                f"positions [{start}, {start + len(ids) * self.page_size}) leave the row of "
+                f"{self.max_context_len} tokens"
+            )
+        out = self.io.empty(len(ids) * self.page_size)
+        self.io.fill_pages(out, ids, self.page_size)
+        stop = min(start + len(ids) * self.page_size, self.max_context_len)
+        self.req_to_token[row, start:stop] = out[: stop - start]
+        self._mirror[row, first : first + len(ids)] = ids
+        if start <= self._mirror_len[row]:
+            self._mirror_len[row] = stop
+
+    def pages(self, row: int, start: int, stop: int) -> PageIds:
+        """Return the page ids of positions ``[start, stop)`` of a row: int64, host.
+
+        From the mirror where it holds; else the range is copied from the table, which waits for
+        the device on CUDA.
+
+        Args:
+            row: a row in use.
+            start: first position, a multiple of page_size.
+            stop: end position; a page is included when any of its positions is.
+        """
+        self._check_row(row)
+        if start % self.page_size or not 0 <= start <= stop <= self.max_context_len:
+            raise ValueError(
+                f"[{start}, {stop}) must start on a page of {self.page_size} tokens and lie in "
+                f"the row of {self.max_context_len}"
+            )
+        first, last = start // self.page_size, ceil_div(stop, self.page_size)
+        if stop <= self._mirror_len[row]:
+            mirrored = self._mirror[row, first:last].astype(np.int64)
+            if self.debug and not np.array_equal(mirrored, self._table_pages(row, start, stop)):
+                raise RuntimeError(
+                    f"row {row} positions [{start}, {stop}): the table was changed behind the "
+                    f"mirror; write rows through ReqToTokenPool.write"
+                )
+            return mirrored
+        return self._table_pages(row, start, stop)
+
+    def page_table(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Return the mirror itself: int32[size, max pages], read-only; see ``mirrored_len``."""
+        view = self._mirror.view()
+        view.flags.writeable = False
+        return view
+
+    def mirrored_len(self, row: int) -> int:
+        """Return how many positions of a row the mirror holds."""
+        return int(self._mirror_len[row])
+
+    def forget_mirror(self, row: int) -> None:
+        """Drop a row's mirror after writing ``req_to_token`` directly."""
+        self._check_row(row)
+        self._mirror_len[row] = 0
+
+    def state_digest(self) -> str:
+        """Return a hash of rows in use and their mirrors. Cost: O(rows in use)."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(np.asarray(self._free_rows, dtype=np.int64).tobytes())
+        for row in np.flatnonzero(self._in_use).tolist():
+            last = ceil_div(int(self._mirror_len[row]), self.page_size)
+            digest.update(self._mirror[row, :last].tobytes())
+            digest.update(b"|")
+        return digest.hexdigest()
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.size or not self._in_use[row]:
+            raise ValueError(f"row {row} is not in use; take rows with ReqToTokenPool.alloc")
+
+    def _pages_of_slots(self, start: int, slots: Slots) -> tuple[int, PageIds]:
+        """Return the page-aligned start and the pages of slots, after checking their offsets."""
+        locs = self.io.to_host(slots)
+        ps = self.page_size
+        offset = start % ps
+        heads = locs[-start % ps :: ps]
+        if offset and len(locs):
+            heads = np.concatenate([locs[:1] - offset, heads])
+        positions = np.arange(offset, offset + len(locs), dtype=np.int64)
+        if len(locs) and (
+            (heads % ps).any() or not np.array_equal(locs, heads[positions // ps] + positions % ps)
+        ):
+            raise ValueError(
+                f"the slots written at position {start} are not consecutive inside pages of "
+                f"{ps} tokens at their positions' offsets"
+            )
+        return start - offset, heads // ps
+
+    def _table_pages(self, row: int, start: int, stop: int) -> IntArray:
+        return self.io.to_host(self.req_to_token[row, start : stop : self.page_size]) // (
+            self.page_size
+        )

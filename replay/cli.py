@@ -1,0 +1,185 @@
+"""The command line: arguments only. What a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replay.errors import ReplayError
+
+if TYPE_CHECKING:
+    from replay.synthetic import Spec
+
+POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
+DEFINITIONS = ("D1", "D2", "D3", "D4", "D5")
+DEFAULT_CAPACITIES = "50k,100k,200k,500k,1M,5M"
+CAPACITY_HELP = (
+    "Tokens (500k, 5M, 512Ki), pages (1000p), or unbounded; a comma list; a range start:stop:step "
+    "(1M:5M:1M) or start:stop:xFACTOR (1M:16M:x2). Reserved pages do not count; rounded down to "
+    "whole pages."
+)
+HIT_HELP = (
+    "What a hit is. D1 pages; D2 tokens, a partial tail weighs its length; D3 as an engine: whole "
+    "pages, last token recomputed; D4 mean over requests; D5 as D2, second half of the requests."
+)
+
+Command = Callable[..., None]
+
+
+class OneLineErrors(click.Group):
+    """A group whose errors are one line on standard error, with exit status 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command line; a user's mistake ends it with status 2."""
+        if not kwargs.pop("standalone_mode", True):
+            return super().main(*args, standalone_mode=False, **kwargs)
+        try:
+            status = super().main(*args, standalone_mode=False, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(2)
+        except click.ClickException as error:
+            self._fail(error.format_message(), 2)
+        except ReplayError as error:
+            self._fail(str(error), 2)
+        except click.Abort:
+            self._fail("interrupted", 130)
+        except BrokenPipeError:
+            sys.stderr.close()
+            sys.exit(1)
+        sys.exit(status if isinstance(status, int) else 0)
+
+    def _fail(self, message: str, status: int) -> None:
+        line = " ".join(message.split())
+        click.echo(f"rotaradix: {line}", err=True)
+        sys.exit(status)
+
+
+@click.group(cls=OneLineErrors)
+@click.version_option(package_name="rotaradix")
+def main() -> None:
+    """Replay LLM request traces on a prefix cache, and generate such traces."""
+
+
+@main.command()
+@click.argument("trace")
+@click.option("--capacity", default=DEFAULT_CAPACITIES, show_default=True, help=CAPACITY_HELP)
+@click.option(
+    "--page-size",
+    type=click.IntRange(min=1),
+    help="Tokens in a page. [default: the trace's block size; 16 for a trace of token ids]",
+)
+@click.option("--policy", type=click.Choice(POLICIES), default="lru", show_default=True)
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=1),
+    help="Tokens behind one id of the trace. [default: by format; Mooncake 512, Bailian 16]",
+)
+@click.option(
+    "--hit", type=click.Choice(DEFINITIONS), default="D2", show_default=True, help=HIT_HELP
+)
+@click.option("--expand", is_flag=True, help="Make each block of the trace that many token ids.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; every counter is an integer.")
+def replay(
+    trace: str, capacity: str, block_size: int | None, hit: str, as_json: bool, **options: Any
+) -> None:
+    """Replay TRACE and report cache hits at each capacity.
+
+    TRACE is a file (plain, gz, zst or xz), '-' for standard input, or the word 'example' for a
+    built-in trace. Formats: Mooncake, Bailian, agent sessions, JSON lists of token ids.
+    """
+    from replay.capacity import parse_capacities
+    from replay.commands import replay_trace
+    from replay.sweep import SweepConfig
+
+    config = SweepConfig(parse_capacities(capacity), definition=hit, **options)
+    click.echo(replay_trace(trace, config, block_size=block_size, as_json=as_json))
+
+
+@main.group()
+def generate() -> None:
+    """Write a seeded synthetic trace: equal arguments give equal bytes."""
+
+
+def _shared(command: Command) -> Command:
+    """Add the options that all kinds of trace have."""
+    options = (
+        click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True),
+        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+        click.option("--output", "-o", default="-", help="File to write. [default: stdout]"),
+        click.option(
+            "--mooncake-blocks",
+            "block_size",
+            type=click.IntRange(min=1),
+            help="Write Mooncake lines with one id per N tokens, not token ids.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _range(name: str, default: str, text: str) -> Callable[[Command], Command]:
+    return click.option(name, default=default, show_default=True, help=f"{text}; N or LOW-HIGH.")
+
+
+def _count(name: str, default: int, text: str) -> Callable[[Command], Command]:
+    kind = click.IntRange(min=1)
+    return click.option(name, type=kind, default=default, show_default=True, help=f"{text}.")
+
+
+@generate.command()
+@_count("--systems", 4, "Distinct system prompts; 1 gives one hot prompt")
+@_range("--system-tokens", "512-2048", "Length of a system prompt")
+@_range("--turn-tokens", "16-256", "Length of a user turn")
+@_range("--answer-tokens", "32-384", "Length of an answer, 0 for none")
+@_range("--turns", "1-10", "Turns of a chat")
+@_count("--concurrent", 64, "Chats in flight")
+@_shared
+def chat(**options: Any) -> None:
+    """Chats in many turns under shared system prompts."""
+    from replay.synthetic import ChatSpec
+
+    _write(ChatSpec, options)
+
+
+@generate.command()
+@_count("--tools", 3, "Distinct tool sets, an agent's first tokens")
+@_range("--tool-tokens", "4096-8192", "Length of a tool set")
+@_range("--task-tokens", "64-1024", "Length of an agent's task")
+@_range("--step-tokens", "64-2048", "Growth of the context a step")
+@_range("--steps", "5-40", "Steps of an agent")
+@_count("--concurrent", 16, "Agents in flight")
+@_shared
+def agents(**options: Any) -> None:
+    """Agents whose context grows at every step."""
+    from replay.synthetic import AgentSpec
+
+    _write(AgentSpec, options)
+
+
+@generate.command()
+@_range("--prompt-tokens", "64-2048", "Length of a prompt")
+@_shared
+def unique(**options: Any) -> None:
+    """Prompts that share nothing."""
+    from replay.synthetic import UniqueSpec
+
+    _write(UniqueSpec, options)
+
+
+def _write(make_spec: Callable[..., Spec], options: dict[str, Any]) -> None:
+    from replay.commands import Output, write_trace
+    from replay.synthetic import Range
+
+    seed, requests = options.pop("seed"), options.pop("requests")
+    output = Output(options.pop("output"), options.pop("block_size"))
+    fields = {
+        name: Range.parse(value) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    write_trace(make_spec(**fields), output, seed=seed, requests=requests)

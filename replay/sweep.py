@@ -1,0 +1,142 @@
+"""One pass over a trace that feeds every capacity at once.
+
+The trace is decoded once and every key is built once, whatever the number of capacities; memory
+is the sum of the caches and one batch of requests, and standard input can be swept too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from replay.capacity import Capacity
+from replay.driver import Driver, Prompt, RunConfig
+from replay.errors import ReplayError
+from replay.hits import DEFAULT, MEANINGS, UNITS
+from replay.result import Definition, Result
+from replay.trace import Reader, Request, TraceInfo
+from replay.units import Units, plan_units
+
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConfig:
+    """What to replay.
+
+    Attributes:
+        capacities: Capacities, in the order of the results.
+        page_size: Tokens in a page; None for the trace's own.
+        policy: Eviction policy.
+        definition: Hit definition, `D1` to `D5`.
+        expand: Make every block `block_size` tokens.
+        limit: Requests to replay; None for all.
+    """
+
+    capacities: tuple[Capacity, ...]
+    page_size: int | None = None
+    policy: str = "lru"
+    definition: str = DEFAULT
+    expand: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a report shows.
+
+    Attributes:
+        trace: What was detected about the trace.
+        definition: What a hit is.
+        results: One per capacity.
+    """
+
+    trace: TraceInfo
+    definition: Definition
+    results: tuple[Result, ...]
+
+
+def sweep(
+    reader: Reader, config: SweepConfig, on_progress: Callable[[float], None] | None = None
+) -> Report:
+    """Replay a trace at every capacity.
+
+    Args:
+        reader: The trace.
+        config: What to replay.
+        on_progress: Called now and then with the share of the trace that was read.
+
+    Returns:
+        The results, in the order of the capacities.
+
+    Raises:
+        ReplayError: If the page size or a capacity does not fit the trace.
+        TraceError: At the first bad line.
+    """
+    units = plan_units(reader.info, page_size=config.page_size, expand=config.expand)
+    drivers = [Driver(run) for run in _runs(reader, config, units)]
+    requests = 0
+    for batch in _batches(_limited(reader, config.limit)):
+        prompts = [Prompt(units.key(r), units.pages(r), r.input_length) for r in batch]
+        for driver in drivers:
+            driver.feed(prompts)
+        requests += len(batch)
+        if on_progress is not None:
+            on_progress(_share(reader, requests, config.limit))
+    definition = Definition(
+        config.definition,
+        MEANINGS[config.definition],
+        UNITS[config.definition],
+        units.page_size,
+        config.policy,
+    )
+    return Report(reader.info, definition, tuple(driver.result() for driver in drivers))
+
+
+def _runs(reader: Reader, config: SweepConfig, units: Units) -> list[RunConfig]:
+    bounded = [c for c in config.capacities if c.amount is not None]
+    for capacity in bounded:
+        capacity.pages(units.page_size, 0)
+    working_set = 0
+    if len(bounded) < len(config.capacities):
+        working_set = _working_set(reader, config, units)
+    return [
+        RunConfig(
+            capacity.pages(units.page_size, working_set),
+            units.page_size,
+            units.tree_page_size,
+            config.policy,
+            config.definition,
+        )
+        for capacity in config.capacities
+    ]
+
+
+def _working_set(reader: Reader, config: SweepConfig, units: Units) -> int:
+    """Return the pages of all requests together: enough for a pool that never evicts."""
+    if not reader.rewindable:
+        raise ReplayError(
+            "--capacity unbounded: the trace is counted first, and standard input cannot be read "
+            "twice; save it to a file, or give a number"
+        )
+    per_page = units.tree_page_size
+    return sum(
+        len(request.ids) * units.units_per_id // per_page
+        for request in _limited(reader, config.limit)
+    )
+
+
+def _limited(reader: Reader, limit: int | None) -> Iterable[Request]:
+    return reader if limit is None else islice(reader, limit)
+
+
+def _batches(requests: Iterable[Request]) -> Iterator[Sequence[Request]]:
+    iterator = iter(requests)
+    while batch := list(islice(iterator, BATCH)):
+        yield batch
+
+
+def _share(reader: Reader, requests: int, limit: int | None) -> float:
+    by_limit = requests / limit if limit else 0.0
+    return max(reader.progress(), by_limit)
