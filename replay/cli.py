@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from replay.errors import ReplayError
+from replay.hits import DEFAULT, MEANINGS
 
 if TYPE_CHECKING:
     from replay.synthetic import Spec
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
-DEFINITIONS = ("D1", "D2", "D3", "D4", "D5")
 DEFAULT_CAPACITIES = "50k,100k,200k,500k,1M,5M"
 CAPACITY_HELP = (
     "Tokens (500k, 5M, 512Ki), pages (1000p), or unbounded; a comma list; a range start:stop:step "
@@ -32,12 +33,20 @@ Command = Callable[..., None]
 class OneLineErrors(click.Group):
     """A group whose errors are one line on standard error, with exit status 2."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run a command line; a user's mistake ends it with status 2."""
-        if not kwargs.pop("standalone_mode", True):
-            return super().main(*args, standalone_mode=False, **kwargs)
+        run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
         try:
-            status = super().main(*args, standalone_mode=False, **kwargs)
+            status: object = run()
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(2)
@@ -47,9 +56,6 @@ class OneLineErrors(click.Group):
             self._fail(str(error), 2)
         except click.Abort:
             self._fail("interrupted", 130)
-        except BrokenPipeError:
-            sys.stderr.close()
-            sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
     def _fail(self, message: str, status: int) -> None:
@@ -79,7 +85,7 @@ def main() -> None:
     help="Tokens behind one id of the trace. [default: by format; Mooncake 512, Bailian 16]",
 )
 @click.option(
-    "--hit", type=click.Choice(DEFINITIONS), default="D2", show_default=True, help=HIT_HELP
+    "--hit", type=click.Choice(tuple(MEANINGS)), default=DEFAULT, show_default=True, help=HIT_HELP
 )
 @click.option("--expand", is_flag=True, help="Make each block of the trace that many token ids.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
-
-import click
 
 from replay.errors import ReplayError
 from replay.formats import open_trace
@@ -74,7 +73,7 @@ def write_trace(spec: Spec, output: Output, *, seed: int, requests: int) -> None
 @contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
     if path == "-":
-        stream = click.get_binary_stream("stdout")
+        stream = sys.stdout.buffer
         yield stream
         stream.flush()
         return

@@ -25,8 +25,6 @@ from radix import (
 from replay.hits import make_counter
 from replay.result import Result
 
-POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
-
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
@@ -36,7 +34,7 @@ class RunConfig:
         capacity_pages: Pages of the pool, without reserved ones.
         page_size: Tokens in a page.
         tree_page_size: Units of the tree in a page.
-        policy: Eviction policy, one of `POLICIES`.
+        policy: Eviction policy of the tree.
         definition: Hit definition, `D1` to `D5`.
     """
 
