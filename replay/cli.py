@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,6 +57,10 @@ class OneLineErrors(click.Group):
             self._fail(str(error), 2)
         except click.Abort:
             self._fail("interrupted", 130)
+        except BrokenPipeError:
+            # Whoever reads our output has left; Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
     def _fail(self, message: str, status: int) -> None:
@@ -118,8 +123,7 @@ def _shared(command: Command) -> Command:
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
         click.option("--output", "-o", default="-", help="File to write. [default: stdout]"),
         click.option(
-            "--mooncake-blocks",
-            "block_size",
+            "--block-size",
             type=click.IntRange(min=1),
             help="Write Mooncake lines with one id per N tokens, not token ids.",
         ),

@@ -68,6 +68,12 @@ def _decompress(raw: io.BufferedReader, compression: Compression) -> ByteLines:
 class Source:
     """One pass over the lines of a trace file.
 
+    Attributes:
+        name: The file as the user named it.
+        compression: What the first bytes show.
+        rewindable: Whether the file can be opened again and holds the same.
+        line_no: Number of the line read last, from 1.
+
     Args:
         path: File to read, or `-` for standard input.
 
@@ -79,11 +85,9 @@ class Source:
         self.name = "<stdin>" if path == STDIN else path
         self._raw = self._open(path)
         self._size = self._size_of(self._raw)
+        self.rewindable = path != STDIN and self._raw.seekable()
         self.line_no = 0
-        try:
-            self.compression = detect_compression(self._raw.peek(8))
-        except OSError as error:
-            raise TraceError(self.name, 0, f"cannot be read: {error.strerror}") from None
+        self.compression = detect_compression(self._raw.peek(8))
         self._lines = _decompress(self._raw, self.compression)
 
     def _open(self, path: str) -> io.BufferedReader:

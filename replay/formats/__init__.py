@@ -50,10 +50,14 @@ def open_trace(path: str, *, block_size: int | None = None) -> LineReader:
             size contradicts it.
     """
     source = Source(path)
-    first = source.next_line()
-    if not first:
-        raise TraceError(source.name, 0, "holds no request; a trace has one JSON value a line")
-    format = _detect(source, first, block_size)
+    try:
+        first = source.next_line()
+        if not first:
+            raise TraceError(source.name, 0, "holds no request; a trace has one JSON value a line")
+        format = _detect(source, first, block_size)
+    except TraceError:
+        source.close()
+        raise
     return LineReader(path, source, first, format)
 
 

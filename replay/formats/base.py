@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 
 from replay.errors import ReplayError, TraceError
-from replay.source import STDIN, Source
+from replay.source import Source
 from replay.trace import Request, TraceInfo
 
 MAX_ID = (1 << 63) - 1
@@ -98,14 +98,19 @@ class TailRule:
         )
 
     def _remedy(self, num_ids: int, input_length: int) -> str:
+        if self.tail != "unknown":
+            return "mend the line"
         for size in _COMMON_BLOCK_SIZES:
-            if size != self.block_size and num_ids == -(-input_length // size):
+            if num_ids == -(-input_length // size):
                 return f"--block-size {size} would fit this line"
         return "mend the line, or give the trace's --block-size"
 
 
 class LineReader:
     """A trace in a file of lines, read as a stream.
+
+    A file is opened anew for each reading and closed at its end, or where the reading is left. A
+    stream that cannot seek (standard input, a pipe) is read once, from where detection left it.
 
     Args:
         path: File, or `-` for standard input.
@@ -120,6 +125,8 @@ class LineReader:
         self._first = first
         self._format = format
         self._started = False
+        if source.rewindable:
+            source.close()
 
     @property
     def info(self) -> TraceInfo:
@@ -138,7 +145,7 @@ class LineReader:
     @property
     def rewindable(self) -> bool:
         """Say whether the trace can be read twice."""
-        return self._path != STDIN
+        return self._source.rewindable
 
     def progress(self) -> float:
         """Return the share of the file that has been read."""
@@ -150,23 +157,26 @@ class LineReader:
         Raises:
             TraceError: At the first bad line, or on a second reading of standard input.
         """
+        source, first = self._begin()
+        try:
+            if first:
+                yield from self._parse(first, source)
+            for line in source.lines():
+                yield from self._parse(line, source)
+        finally:
+            source.close()
+
+    def _begin(self) -> tuple[Source, bytes]:
+        """Return the source to read, and a line that was already taken from it."""
+        if self._source.rewindable:
+            self._source = Source(self._path)
+            return self._source, b""
         if self._started:
-            self._rewind()
-        self._started = True
-        yield from self._parse(self._first)
-        for line in self._source.lines():
-            yield from self._parse(line)
-        self._source.close()
-
-    def _rewind(self) -> None:
-        if not self.rewindable:
             raise TraceError(self._source.name, 0, "cannot be read twice; save it to a file first")
-        self._source.close()
-        self._source = Source(self._path)
-        self._first = self._source.next_line()
+        self._started = True
+        return self._source, self._first
 
-    def _parse(self, line: bytes) -> Iterator[Request]:
-        source = self._source
+    def _parse(self, line: bytes, source: Source) -> Iterator[Request]:
         try:
             yield from self._format.parse(line, source.line_no)
         except ReplayError as error:

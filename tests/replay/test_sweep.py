@@ -1,0 +1,126 @@
+"""One pass serves all capacities, and all ways to page a trace agree."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay.capacity import parse_capacities
+from replay.errors import ReplayError
+from replay.hits import MEANINGS
+from replay.sweep import SweepConfig, sweep
+from replay.synthetic import ChatSpec, Range, generate
+from tests.replay.replay_builders import (
+    lru_hits,
+    make_block_reader,
+    make_token_reader,
+    rate_of,
+    seen_hits,
+)
+
+
+@st.composite
+def block_traces(draw):
+    """Draw (ids, input_length) of a ceil trace with blocks of 4 tokens."""
+    lengths = draw(st.lists(st.integers(0, 24), min_size=1, max_size=10))
+    ids = st.integers(0, 1)
+    return [([draw(ids) for _ in range(-(-n // 4))], n) for n in lengths]
+
+
+def run(reader, capacity="unbounded", **options):
+    return sweep(reader, SweepConfig(parse_capacities(capacity), **options))
+
+
+def counters(report):
+    """Return the results without the clock's part."""
+    return [replace(result, replay_ns=0) for result in report.results]
+
+
+@pytest.mark.parametrize("definition", MEANINGS)
+@settings(max_examples=25)
+@given(prompts=block_traces())
+def test_unbounded_equals_the_set_oracle_by_every_definition(definition, prompts):
+    (result,) = run(make_block_reader(prompts), definition=definition).results
+    cached = seen_hits([ids for ids, _ in prompts])
+    rows = [(k, len(ids), n) for k, (ids, n) in zip(cached, prompts, strict=True)]
+
+    assert result.hit.rate == pytest.approx(float(rate_of(definition, rows, 4)), abs=2e-9)
+    assert result.evicted_pages == 0
+
+
+@pytest.mark.parametrize("definition", MEANINGS)
+@settings(max_examples=25)
+@given(prompts=block_traces(), capacity=st.integers(1, 8))
+def test_lru_equals_the_block_oracle_by_every_definition(definition, prompts, capacity):
+    (result,) = run(make_block_reader(prompts), f"{capacity}p", definition=definition).results
+    cached = lru_hits([ids for ids, _ in prompts], capacity)
+    rows = [(k, len(ids), n) for k, (ids, n) in zip(cached, prompts, strict=True)]
+
+    assert result.hit.rate == pytest.approx(float(rate_of(definition, rows, 4)), abs=2e-9)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@settings(max_examples=15)
+@given(prompts=block_traces())
+def test_an_expanded_replay_equals_the_fast_path(page_size, prompts):
+    reader = make_block_reader(prompts)
+    fast = run(reader, "8,16,32,unbounded", page_size=page_size)
+    expanded = run(reader, "8,16,32,unbounded", page_size=page_size, expand=True)
+
+    assert counters(fast) == counters(expanded)
+
+
+def test_a_sweep_equals_its_capacities_one_by_one():
+    prompts = generate(ChatSpec(systems=2, system_tokens=Range(20, 40)), seed=1, requests=150)
+    reader = make_token_reader([p.tolist() for p in prompts])
+    texts = ["160", "1600", "16k"]
+    alone = [counters(run(reader, text))[0] for text in texts]
+
+    assert counters(run(reader, ",".join(texts))) == alone
+
+
+def test_the_limit_ends_the_replay_and_the_working_set():
+    reader = make_block_reader([([i, i], 8) for i in range(10)])
+    report = run(reader, limit=3)
+
+    assert report.results[0].requests == 3
+    assert report.results[0].capacity_pages == 6
+
+
+def test_capacities_come_back_rounded_and_in_order():
+    reader = make_block_reader([([1], 4)])
+
+    assert [r.capacity_tokens for r in run(reader, "11,4,6p").results] == [8, 4, 24]
+
+
+def test_unbounded_needs_a_trace_that_can_be_read_twice():
+    reader = replace(make_block_reader([([1], 4)]), rewindable=False)
+
+    with pytest.raises(ReplayError, match="cannot be read twice"):
+        run(reader)
+
+
+def test_an_impossible_capacity_stops_before_anything_is_read():
+    reader = make_block_reader([([1], 4)])
+
+    with pytest.raises(ReplayError, match="--capacity 3: less than one page of 4 tokens"):
+        run(reader, "100,3,unbounded")
+
+
+def test_progress_ends_at_the_limit():
+    shares = []
+    reader = make_block_reader([([i], 4) for i in range(200)])
+    sweep(reader, SweepConfig(parse_capacities("40"), limit=100), shares.append)
+
+    assert shares == [0.64, 1.0]
+
+
+def test_a_generated_trace_shows_its_seed_in_its_hits():
+    def rate(seed):
+        prompts = islice(generate(ChatSpec(), seed=seed, requests=50), 50)
+        return run(make_token_reader([p.tolist() for p in prompts])).results[0].hit
+
+    assert rate(1) == rate(1)
+    assert rate(1) != rate(2)
