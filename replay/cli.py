@@ -83,7 +83,13 @@ def main() -> None:
     type=click.IntRange(min=1),
     help="Tokens in a page. [default: the trace's block size; 16 for a trace of token ids]",
 )
-@click.option("--policy", type=click.Choice(POLICIES), default="lru", show_default=True)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default="lru",
+    show_default=True,
+    help="What is evicted first. Traces carry no priorities, so priority acts as lru.",
+)
 @click.option(
     "--block-size",
     type=click.IntRange(min=1),

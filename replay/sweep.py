@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from replay.capacity import Capacity
+from replay.capacity import MAX_PAGES, Capacity
 from replay.driver import Driver, Prompt, RunConfig
 from replay.errors import ReplayError
 from replay.hits import DEFAULT, MEANINGS, UNITS
@@ -101,15 +101,15 @@ def _runs(reader: Reader, config: SweepConfig, units: Units) -> list[RunConfig]:
     working_set = 0
     if len(bounded) < len(config.capacities):
         working_set = _working_set(reader, config, units)
-    return [
-        RunConfig(
-            capacity.pages(units.page_size, working_set),
-            units.page_size,
-            units.tree_page_size,
-            config.policy,
-            config.definition,
+    pools = [capacity.pages(units.page_size, working_set) for capacity in config.capacities]
+    if sum(pools) > MAX_PAGES:
+        raise ReplayError(
+            f"--capacity: {sum(pools)} pages in {len(pools)} pools; one sweep holds at most "
+            f"{MAX_PAGES}, replay fewer capacities at a time"
         )
-        for capacity in config.capacities
+    return [
+        RunConfig(pages, units.page_size, units.tree_page_size, config.policy, config.definition)
+        for pages in pools
     ]
 
 

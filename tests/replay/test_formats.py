@@ -1,6 +1,7 @@
 """Formats: what is detected, what comes out, and what each mistake says."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -238,3 +239,16 @@ def test_a_block_size_for_tokens_or_against_the_file_is_refused(tmp_path):
         open_trace(str(tokens), block_size=16)
     with pytest.raises(TraceError, match="the trace says block_size=64"):
         open_trace(str(sessions), block_size=16)
+
+
+def test_a_pipe_is_read_once_and_says_so_the_second_time():
+    receive, send = os.pipe()
+    os.write(send, b"[1]\n[2]\n")
+    os.close(send)
+    reader = open_trace(f"/dev/fd/{receive}")
+    os.close(receive)
+
+    assert not reader.rewindable
+    assert [list(r.ids) for r in reader] == [[1], [2]]
+    with pytest.raises(TraceError, match="cannot be read twice; save it to a file first"):
+        list(reader)

@@ -109,6 +109,13 @@ def test_an_impossible_capacity_stops_before_anything_is_read():
         run(reader, "100,3,unbounded")
 
 
+def test_pools_that_are_too_large_together_are_refused():
+    reader = make_block_reader([([1], 4)])
+
+    with pytest.raises(ReplayError, match="200000000 pages in 2 pools"):
+        run(reader, "120000000p,80000000p")
+
+
 def test_progress_ends_at_the_limit():
     shares = []
     reader = make_block_reader([([i], 4) for i in range(200)])
