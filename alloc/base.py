@@ -119,6 +119,10 @@ class BaseTokenToKVPoolAllocator(ABC):
         """
         self.free_list.adopt(pages)
 
+    def check_held(self, pages: PageIds) -> None:
+        """Raise the ValueError that ``adopt_pages`` would raise, and change nothing."""
+        self.free_list.check_held(pages)
+
     def release_cached(self, pages: PageIds) -> None:
         """Release pages that the cache held. Raises ValueError on any other page."""
         self.free_list.release_cached(pages)

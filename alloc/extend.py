@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alloc.spaces import IntArray, Locs, PageIds, as_int64
+from alloc.spaces import IntArray, Locs, PageIds, as_int64, exclusive_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,16 @@ class ExtendBatch:
         """Pages that the whole batch opens."""
         return int(self.new_pages.sum())
 
+    @property
+    def token_starts(self) -> IntArray:
+        """Where each request's tokens start in the batch's output: int64[batch]."""
+        return exclusive_sum(self.extend_lens)
+
+    @property
+    def page_starts(self) -> IntArray:
+        """Where each request's new pages start in the batch's draw: int64[batch]."""
+        return exclusive_sum(self.new_pages)
+
     def check_extend_num_tokens(self, extend_num_tokens: int | None) -> None:
         """Raise ValueError when the caller's own sum disagrees with the lengths."""
         if extend_num_tokens is not None and extend_num_tokens != self.num_tokens:
@@ -107,13 +117,11 @@ def fill_extend(out: Locs, batch: ExtendBatch, last_locs: Locs, pages: PageIds) 
         pages: int64[num_new_pages], the new pages in batch order.
     """
     ps, extend = batch.page_size, batch.extend_lens
-    starts = extend.cumsum() - extend
     heads = batch.prefix_pages * ps - batch.prefix_lens
-    page_starts = batch.new_pages.cumsum() - batch.new_pages
-    token = np.arange(len(out)) - starts.repeat(extend)
+    token = np.arange(len(out)) - batch.token_starts.repeat(extend)
     past_head = token - heads.repeat(extend)
     in_new_page = past_head >= 0
     out[:] = token + (last_locs + 1).repeat(extend)
     offset = past_head[in_new_page]
-    page = pages[page_starts.repeat(extend)[in_new_page] + offset // ps]
+    page = pages[batch.page_starts.repeat(extend)[in_new_page] + offset // ps]
     out[in_new_page] = page * ps + offset % ps

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alloc.layout import PageLayout
-from alloc.spaces import IntArray, PageIds, as_int64
+from alloc.spaces import IntArray, PageIds, as_int64, exclusive_sum
 
 
 class PageState(IntEnum):
@@ -203,7 +203,7 @@ class ClassedFreeList:
             for page_class in np.flatnonzero(required > self._free_tops).tolist():
                 self._merge(page_class)
         order = classes.astype(self._sort_dtype).argsort(kind="stable")
-        starts = required.cumsum() - required
+        starts = exclusive_sum(required)
         tops = self._offsets + self._free_tops - 1 + starts
         sources = tops.repeat(required) - np.arange(len(classes))
         pages = np.empty(len(classes), dtype=np.int64)
@@ -413,7 +413,7 @@ class ClassedFreeList:
         classes = self.layout.class_of(pages)
         order = classes.astype(self._sort_dtype).argsort(kind="stable")
         counts = np.bincount(classes, minlength=self.layout.num_classes)
-        starts = counts.cumsum() - counts
+        starts = exclusive_sum(counts)
         targets = (self._offsets + tops - starts).repeat(counts) + np.arange(len(pages))
         flat[targets] = pages[order]
         tops += counts

@@ -117,7 +117,8 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
     def class_deficits(self, pages_by_class: Any) -> IntArray:
         """Return how many pages each class lacks for ``pages_by_class``: int64[N], >= 0."""
         required = np.asarray(pages_by_class, dtype=np.int64)
-        return np.maximum(required - self.free_list.counts(), np.int64(0))
+        deficits: IntArray = np.maximum(required - self.free_list.counts(), 0)
+        return deficits
 
     # Draws
 
@@ -311,10 +312,10 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         """Return the class of every new page of a batch, in batch order."""
         new = batch.new_pages
         firsts = np.asarray(bases, dtype=np.int64) + batch.prefix_pages
-        shifts = (firsts - (new.cumsum() - new)).repeat(new)
-        shifts += np.arange(len(shifts))
-        shifts %= self.shard_size
-        return shifts
+        classes = (firsts - batch.page_starts).repeat(new)
+        classes += np.arange(len(classes), dtype=np.int64)
+        classes %= self.shard_size
+        return classes
 
     def _check_phase(
         self,

@@ -60,6 +60,19 @@ class ReqToTokenPool:
         self._in_use = np.zeros(size, dtype=np.bool_)
         self.clear()
 
+    def bind_page_size(self, page_size: int) -> None:
+        """Take over the page size of the cache or planner that reads this pool.
+
+        Mirrors of rows in use are dropped and read from the table until they are written again.
+        """
+        if page_size < 1:
+            raise ValueError(f"page_size={page_size} must be at least 1")
+        if page_size != self.page_size:
+            self.page_size = page_size
+            columns = ceil_div(self.max_context_len, page_size)
+            self._mirror = np.zeros((self.size, columns), dtype=np.int32)
+            self._mirror_len[:] = 0
+
     def clear(self) -> None:
         """Make every row free, lowest first; mirrors hold nothing. The table is left as it is."""
         self._free_rows = list(range(self.size - 1, -1, -1))

@@ -30,6 +30,13 @@ def ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
+def exclusive_sum(counts: IntArray) -> IntArray:
+    """Return where each of consecutive runs starts: the sum of the counts before it."""
+    ends: IntArray = counts.cumsum()
+    ends -= counts
+    return ends
+
+
 def as_int64(values: Any, name: str) -> IntArray:
     """Return ``values`` as a one-dimensional int64 array, copying only to widen.
 

@@ -62,9 +62,9 @@ class TensorSlots:
             np.concatenate(
                 [
                     batch.extend_lens,
-                    batch.extend_lens.cumsum() - batch.extend_lens,
+                    batch.token_starts,
                     batch.prefix_pages * batch.page_size - batch.prefix_lens,
-                    batch.new_pages.cumsum() - batch.new_pages,
+                    batch.page_starts,
                     pages,
                     np.zeros(1, dtype=np.int64),  # so that a clamped index always finds a page
                 ]
