@@ -121,6 +121,7 @@ class Driver:
         cached = match.device_prefix_len // ps
         if cached < pages:
             self._extend(key, match, pages - cached)
+        assert match.receipt is not None, "match_and_lock always locks"
         self._cache.dec_lock_ref(match.receipt)
         return cached
 
@@ -130,11 +131,12 @@ class Driver:
         free = self._allocator.available_size() // ps
         if free < missing:
             evicted = self._cache.evict(EvictParams(num_tokens=(missing - free) * ps))
-            self._evicted += evicted.num_tokens_evicted // ps
+            num_evicted = evicted.num_tokens_evicted // ps
+            self._evicted += num_evicted
+            free += num_evicted
         fresh = self._allocator.alloc_pages(missing)
         assert fresh is not None, "everything but the locked path can be evicted"
-        used = self._config.capacity_pages - self._allocator.available_size() // ps
-        self._peak = max(self._peak, used)
+        self._peak = max(self._peak, self._config.capacity_pages - free + missing)
         pages = np.concatenate([match.pages, fresh])
         self._cache.insert(InsertParams(key=key, pages=pages, handle=match.handle))
 

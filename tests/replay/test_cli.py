@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from replay.cli import main
+from radix import POLICIES as TREE_POLICIES
+from replay.cli import POLICIES, main
 from tests.replay.replay_builders import mooncake, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,11 @@ def test_json_output_parses(trace):
     assert document["results"][0]["total"] == 4
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])
+def test_the_command_offers_the_policies_of_the_tree():
+    assert tuple(TREE_POLICIES) == POLICIES
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs(trace, policy):
     result = invoke("replay", trace, "--capacity", "1p", "--policy", policy)
 

@@ -50,6 +50,7 @@ LRU_D5 = {
     },
     SYNTHETIC: {2_818: 10_096_926, 5_637: 16_187_558, 11_275: 23_093_187, 22_550: 29_142_879},
 }
+LRU = {"D2": LRU_D2, "D5": LRU_D5}
 
 
 def run(name, capacity, **options):
@@ -73,14 +74,23 @@ def test_an_unbounded_cache_gives_the_published_mean(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "definition", "table"),
-    [(name, "D2", table) for name, table in LRU_D2.items()]
-    + [(name, "D5", table) for name, table in LRU_D5.items()],
-    ids=lambda value: None if isinstance(value, dict) else value,
+    ("definition", "name", "pages"),
+    [
+        (definition, name, pages)
+        for definition, tables in LRU.items()
+        for name, table in tables.items()
+        for pages in table
+    ],
 )
-def test_lru_gives_the_published_tokens_at_every_capacity(name, definition, table):
-    capacities = ",".join(f"{pages}p" for pages in table)
-    results = run(name, capacities, definition=definition)
+def test_lru_gives_the_published_tokens_at_every_capacity(definition, name, pages):
+    (result,) = run(name, f"{pages}p", definition=definition)
+
+    assert result.hit.hits == LRU[definition][name][pages]
+
+
+def test_a_sweep_of_a_published_trace_equals_its_single_runs():
+    table = LRU_D2[SYNTHETIC]
+    results = run(SYNTHETIC, ",".join(f"{pages}p" for pages in table))
 
     assert {r.capacity_pages: r.hit.hits for r in results} == table
 
