@@ -9,12 +9,11 @@
 64
 """
 
-from alloc.base import BaseTokenToKVPoolAllocator
+from alloc.base import BaseTokenToKVPoolAllocator, ExtendPages
 from alloc.extend import ExtendBatch
 from alloc.free_list import ClassedFreeList, FreeListMark, PageState
 from alloc.layout import PageLayout
 from alloc.page_interleave import (
-    ExtendPages,
     PageInterleavePoolAllocator,
     page_interleave_shard_size,
 )

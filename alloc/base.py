@@ -11,14 +11,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from alloc.extend import ExtendBatch
 from alloc.free_list import ClassedFreeList, FreeListMark, PageState
 from alloc.layout import PageLayout
 from alloc.slots import slot_io
 from alloc.spaces import IntArray, Locs, PageIds, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPages:
+    """The result of a host draw for one batch.
+
+    Attributes:
+        pages: int64[num_new_pages], batch order.
+        rotation_bases: the base of each request; a classed allocator has resolved None entries.
+    """
+
+    pages: PageIds
+    rotation_bases: list[int | None]
 
 
 class BaseTokenToKVPoolAllocator(ABC):
@@ -98,6 +113,45 @@ class BaseTokenToKVPoolAllocator(ABC):
     @abstractmethod
     def alloc_pages(self, num_pages: int) -> PageIds | None:
         """Take ``num_pages`` pages; None when short, with nothing changed."""
+
+    def alloc_extend_pages(
+        self,
+        prefix_lens: Any,
+        seq_lens: Any,
+        rotation_bases: list[int | None],
+        continues: list[bool] | None = None,
+    ) -> ExtendPages | None:
+        """Draw the new pages of an extend batch.
+
+        Args:
+            prefix_lens: int[batch] tokens that have pages.
+            seq_lens: int[batch] tokens afterwards.
+            rotation_bases: one entry per request; only a classed allocator reads them.
+            continues: False marks a seam; only a classed allocator reads it.
+
+        Returns:
+            The pages in batch order and the bases, or None when short; nothing changed then.
+        """
+        batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
+        pages = self.alloc_pages(batch.num_new_pages)
+        return None if pages is None else ExtendPages(pages, list(rotation_bases))
+
+    def pages_by_class(
+        self,
+        prefix_lens: Any,
+        seq_lens: Any,
+        rotation_bases: list[int | None],
+        continues: list[bool] | None = None,
+    ) -> IntArray:
+        """Return the pages that ``alloc_extend_pages`` would draw from each class: int64[C]."""
+        batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
+        return np.array([batch.num_new_pages], dtype=np.int64)
+
+    def class_deficits(self, pages_by_class: Any) -> IntArray:
+        """Return how many pages each class lacks for ``pages_by_class``: int64[C], >= 0."""
+        required = np.asarray(pages_by_class, dtype=np.int64)
+        deficits: IntArray = np.maximum(required - self.free_list.counts(), 0)
+        return deficits
 
     def free_pages(self, pages: PageIds) -> None:
         """Release pages that a request holds.

@@ -7,29 +7,15 @@ every chain that needs it: that is why ``available_size`` is the floor over the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from alloc.base import BaseTokenToKVPoolAllocator
+from alloc.base import BaseTokenToKVPoolAllocator, ExtendPages
 from alloc.extend import ExtendBatch
 from alloc.layout import PageLayout
 from alloc.placement import PageShardSpec
 from alloc.spaces import IntArray, PageIds, Slots
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendPages:
-    """The result of a host draw for one batch.
-
-    Attributes:
-        pages: int64[num_new_pages], batch order.
-        rotation_bases: the base of each request, None entries resolved.
-    """
-
-    pages: PageIds
-    rotation_bases: list[int]
 
 
 class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
@@ -113,12 +99,6 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
     def aggregate_free_size(self) -> int:
         """Return ``ps * sum(class counts)``: what is free, evenly spread or not."""
         return int(self.free_list.counts().sum()) * self.page_size
-
-    def class_deficits(self, pages_by_class: Any) -> IntArray:
-        """Return how many pages each class lacks for ``pages_by_class``: int64[N], >= 0."""
-        required = np.asarray(pages_by_class, dtype=np.int64)
-        deficits: IntArray = np.maximum(required - self.free_list.counts(), 0)
-        return deficits
 
     # Draws
 
@@ -241,7 +221,7 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         resolved = self._resolve(batch, rotation_bases, continues)
         pages = self.free_list.draw(self._classes(batch, resolved))
-        return None if pages is None else ExtendPages(pages, resolved)
+        return None if pages is None else ExtendPages(pages, list(resolved))
 
     def pages_by_class(
         self,
