@@ -228,9 +228,7 @@ class BaseTokenToKVPoolAllocator(ABC):
             ValueError: a page is reserved, foreign, free already or cached by the tree; the
                 message names it and nothing changed.
         """
-        pages = self._pages_of(self.io.to_host(indices))
-        if len(pages):
-            self.free_list.free(pages)
+        self.free_list.free(self._pages_of(self.io.to_host(indices)))
 
     def free_segment(self, indices: Slots, *, start_pos: int) -> None:
         """Release the pages of one ascending run of a request's row.
@@ -259,9 +257,7 @@ class BaseTokenToKVPoolAllocator(ABC):
                     f"consecutive pages of one row"
                 )
             heads.append(pages)
-        pages = _distinct(np.concatenate(heads))
-        if len(pages):
-            self.free_list.free(pages)
+        self.free_list.free(_distinct(np.concatenate(heads)))
 
     # Free groups
 
@@ -303,8 +299,9 @@ class BaseTokenToKVPoolAllocator(ABC):
         """Undo everything since ``backup_state``; backups nest, last in first out.
 
         Raises:
-            RuntimeError: a free group is open, the backup was used or passed over, or pages went
-                to or came from the cache since.
+            RuntimeError: a free group is open, the backup is another allocator's, was used,
+                passed over or taken inside a free group, or since then ``clear`` was called or
+                pages went to or came from the cache.
         """
         self.free_list.restore(state)
 
@@ -352,9 +349,8 @@ class BaseTokenToKVPoolAllocator(ABC):
         return need_size // self.page_size
 
     def _pages_of(self, locs: Locs) -> PageIds:
-        """Return the distinct pages of slots, ascending, after a range check."""
-        pages = locs // self.page_size
-        return _distinct(pages)
+        """Return the distinct pages of slots, ascending."""
+        return _distinct(locs // self.page_size)
 
     def _page_heads(self, locs: Locs, start_pos: int) -> PageIds:
         """Return the page of every position that starts a page, and of the first position."""
@@ -365,8 +361,14 @@ class BaseTokenToKVPoolAllocator(ABC):
         skip = -start_pos % self.page_size
         heads = locs[skip :: self.page_size]
         if skip:
-            heads = np.concatenate([locs[:1], heads])
-        return heads // self.page_size
+            heads = np.concatenate([locs[:1] - start_pos % self.page_size, heads])
+        pages = heads // self.page_size
+        if (heads != pages * self.page_size).any():
+            raise ValueError(
+                f"start_pos={start_pos} does not fit the segment: the slot of position P must "
+                f"have offset P % {self.page_size} in its page"
+            )
+        return pages
 
     def _can_draw_any(self, num_pages: int) -> bool:
         return num_pages <= int(self.free_list.counts().sum())

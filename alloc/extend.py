@@ -91,6 +91,15 @@ class ExtendBatch:
                 f"seq_lens - prefix_lens = {self.num_tokens}"
             )
 
+    def check_one_last_loc_each(self, last_loc: Any) -> None:
+        """Raise ValueError unless ``last_loc`` is one-dimensional with one entry per request."""
+        shape = tuple(np.shape(last_loc))
+        if shape != self.seq_lens.shape:
+            raise ValueError(
+                f"last_loc has shape {shape} for {len(self.seq_lens)} requests; "
+                f"pass one slot per request, -1 without a prefix"
+            )
+
     def check_last_locs(self, last_locs: Locs) -> None:
         """Raise ValueError unless each last slot ends its prefix inside a page.
 

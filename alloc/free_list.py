@@ -46,6 +46,7 @@ class PageState(IntEnum):
 class FreeListMark:
     """A copy of the free and staged pages at one moment, from ``ClassedFreeList.backup``."""
 
+    owner: object
     serial: int
     free: tuple[PageIds, ...]
     staged: tuple[PageIds, ...]
@@ -70,6 +71,8 @@ class ClassedFreeList:
         "_free",
         "_free_tops",
         "_group",
+        "_group_serial",
+        "_mark_owner",
         "_mark_serial",
         "_marks",
         "_offsets",
@@ -95,7 +98,9 @@ class ClassedFreeList:
         self._staged_tops = np.empty(classes, dtype=np.int64)
         self._state = np.empty(layout.num_pages, dtype=np.uint8)
         self._group: list[PageIds] | None = None
+        self._group_serial = 0
         self._marks: list[int] = []
+        self._mark_owner = object()
         self._mark_serial = 0
         self._committing = False
         self.reset()
@@ -105,6 +110,7 @@ class ClassedFreeList:
 
         Cost: O(pool).
         """
+        self._check_usable()
         self._committing = True
         layout = self.layout
         locals_descending = np.arange(layout.pages_per_class, 0, -1, dtype=np.int64)
@@ -123,16 +129,19 @@ class ClassedFreeList:
 
     def counts(self) -> IntArray:
         """Return free + staged pages per class: int64[num_classes], a copy."""
+        self._check_usable()
         return self._free_tops + self._staged_tops
 
     @property
     def num_free(self) -> int:
         """Pages on the stacks."""
+        self._check_usable()
         return int(self._free_tops.sum())
 
     @property
     def num_staged(self) -> int:
         """Pages released under ``need_sort`` and not merged yet."""
+        self._check_usable()
         return int(self._staged_tops.sum())
 
     @property
@@ -147,10 +156,12 @@ class ClassedFreeList:
 
     def free_pages_of(self, page_class: int) -> PageIds:
         """Return a copy of one class's free pages in draw order. Cost: O(its free pages)."""
+        self._check_usable()
         return self._free[page_class, : self._free_tops[page_class]][::-1].copy()
 
     def staged_pages_of(self, page_class: int) -> PageIds:
         """Return a copy of one class's staged pages in the order of their release."""
+        self._check_usable()
         return self._staged[page_class, : self._staged_tops[page_class]].copy()
 
     def states(self) -> NDArray[np.uint8]:
@@ -226,12 +237,14 @@ class ClassedFreeList:
 
     def release_cached(self, pages: PageIds) -> None:
         """Release pages that the cache gives back. Raises ValueError on any other page."""
-        self._release(pages, PageState.CACHED, "release")
-        self._marks.clear()
+        if self._release(pages, PageState.CACHED, "release"):
+            self._marks.clear()
 
     def adopt(self, pages: PageIds) -> None:
         """Pass pages from a request to the cache. Raises ValueError unless all are held."""
         ordered = self._checked(pages, PageState.HELD, "cache")
+        if not len(ordered):
+            return
         self._committing = True
         self._state[ordered] = PageState.CACHED
         self._marks.clear()
@@ -247,15 +260,19 @@ class ClassedFreeList:
         if self._group is not None:
             raise RuntimeError("a free group is already open; end it before opening another")
         self._group = []
+        self._group_serial = self._mark_serial
 
     def group_end(self) -> None:
         """Release all that the group held back, as one call. Raises RuntimeError without one."""
         self._check_usable()
         if self._group is None:
             raise RuntimeError("no free group is open; call free_group_begin first")
-        pending, self._group = self._group, None
-        if pending:
-            self._push(np.sort(np.concatenate(pending)))
+        pending = np.sort(np.concatenate([*self._group, np.empty(0, dtype=np.int64)]))
+        self._committing = True
+        self._group = None
+        # What was pending at a mark is free now, so the mark can't be restored exactly.
+        self._marks = [serial for serial in self._marks if serial <= self._group_serial]
+        self._push(pending)
 
     def merge_staged(self) -> None:
         """Merge every class's staged pages into one ascending run. Cost: O(free pages)."""
@@ -272,6 +289,7 @@ class ClassedFreeList:
         self._marks.append(self._mark_serial)
         classes = range(self.layout.num_classes)
         return FreeListMark(
+            self._mark_owner,
             self._mark_serial,
             tuple(self._free[c, : self._free_tops[c]].copy() for c in classes),
             tuple(self.staged_pages_of(c) for c in classes),
@@ -281,16 +299,20 @@ class ClassedFreeList:
         """Go back to ``mark``; pages drawn since are free, pages freed since are held again.
 
         Raises:
-            RuntimeError: a free group is open, or the mark is used, was passed over by restoring
-                an older one, or pages went to or came from the cache since.
+            RuntimeError: a free group is open; or the mark is another free list's, is used, was
+                passed over by restoring an older one, or was taken inside a free group; or pages
+                went to or came from the cache, or the list was reset, since.
         """
         self._check_usable()
         if self._group is not None:
             raise RuntimeError("a free group is open; end it before restoring a backup")
+        if mark.owner is not self._mark_owner:
+            raise RuntimeError("this backup is another allocator's; restore it there")
         if mark.serial not in self._marks:
             raise RuntimeError(
                 "this backup can't be restored: it was used already, an older one was restored, "
-                "or pages were cached or released from the cache since; take a new backup"
+                "it was taken inside a free group, or the allocator was cleared or pages were "
+                "cached or released from the cache since; take a new backup"
             )
         self._committing = True
         del self._marks[self._marks.index(mark.serial) :]
@@ -316,6 +338,7 @@ class ClassedFreeList:
             for pages in (self.free_pages_of(c), self.staged_pages_of(c)):
                 digest.update(len(pages).to_bytes(8, "little"))
                 digest.update(pages.tobytes())
+        digest.update(b"open" if self.group_is_open else b"closed")
         for pages in self._group or ():
             digest.update(pages.tobytes())
         digest.update(self._state.tobytes())
@@ -323,10 +346,10 @@ class ClassedFreeList:
 
     def violations(self) -> list[str]:
         """Return every broken rule in words; an empty list for a sound free list."""
+        if self._committing:
+            return ["a commit was interrupted; the free list is unusable"]
         found: list[str] = []
         layout, state = self.layout, self._state
-        if self._committing:
-            found.append("a commit was interrupted; the free list is unusable")
         if (state[: layout.first_page] != PageState.RESERVED).any():
             found.append("a reserved page lost its state")
         places = {
@@ -380,10 +403,11 @@ class ClassedFreeList:
             raise ValueError(f"cannot {verb} page {page} twice in one call; pass distinct pages")
         return ordered
 
-    def _release(self, pages: PageIds, state: PageState, verb: str) -> None:
+    def _release(self, pages: PageIds, state: PageState, verb: str) -> bool:
+        """Release pages that are in ``state``, and say whether there were any."""
         ordered = self._checked(pages, state, verb)
         if not len(ordered):
-            return
+            return False
         if self._group is not None:
             self._committing = True
             self._state[ordered] = PageState.PENDING
@@ -391,6 +415,7 @@ class ClassedFreeList:
             self._committing = False
         else:
             self._push(ordered)
+        return True
 
     def _push(self, ascending: PageIds) -> None:
         """Put distinct pages back, so that the lowest of them is drawn first."""

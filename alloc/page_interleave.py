@@ -129,6 +129,8 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
             raise ValueError(f"start_class={start_class} must be in [0, {self.shard_size})")
         if num_pages < 0:
             raise ValueError(f"num_pages={num_pages} must not be negative")
+        if not self._can_draw_any(num_pages):
+            return None
         return self.free_list.draw(self.layout.cyclic_classes(start_class, 0, num_pages))
 
     def alloc_cyclic(self, start_class: int, need_size: int) -> Slots | None:
@@ -172,15 +174,23 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         """
         batch = ExtendBatch.of(prefix_lens_cpu, seq_lens_cpu, self.page_size)
         batch.check_extend_num_tokens(extend_num_tokens)
+        batch.check_one_last_loc_each(last_loc)
         num_requests = len(batch.seq_lens)
         bases: list[int | None] = [None] * num_requests
         if rotation_bases is not None:
+            if not isinstance(rotation_bases, list):
+                raise ValueError(
+                    f"rotation_bases is a {type(rotation_bases).__name__}; pass a list, which is "
+                    f"filled in place"
+                )
             bases = rotation_bases
         resolved = self._resolve(batch, bases, continues)
         if self.device is None or self.debug:
             last_locs = self.io.to_host(last_loc)
             batch.check_last_locs(last_locs)
             self._check_phase(batch, last_locs, resolved, continues)
+        if not self._can_draw_any(batch.num_new_pages):
+            return None
         classes = self._classes(batch, resolved)
         if not self.free_list.can_draw(np.bincount(classes, minlength=self.shard_size)):
             return None
@@ -220,6 +230,8 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         """
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         resolved = self._resolve(batch, rotation_bases, continues)
+        if not self._can_draw_any(batch.num_new_pages):
+            return None
         pages = self.free_list.draw(self._classes(batch, resolved))
         return None if pages is None else ExtendPages(pages, list(resolved))
 
@@ -247,10 +259,12 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
     ) -> list[int]:
         """Validate a batch's bases and resolve the None entries on simulated fills."""
         num_requests = len(batch.seq_lens)
-        if len(bases) != num_requests or len(continues or bases) != num_requests:
+        if continues is None:
+            continues = [True] * num_requests
+        if len(bases) != num_requests or len(continues) != num_requests:
             raise ValueError(
                 f"{num_requests} requests need {num_requests} rotation_bases and continues, got "
-                f"{len(bases)} and {len(continues or bases)}"
+                f"{len(bases)} and {len(continues)}"
             )
         unaligned = batch.prefix_lens % self.page_size != 0
         if unaligned.any():
@@ -260,13 +274,16 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
                 f"multiple of page_size={self.page_size}; match with a page-aligned key"
             )
         for i, base in enumerate(bases):
-            if base is not None and not 0 <= base < self.shard_size:
+            if base is not None and not (
+                isinstance(base, int | np.integer) and 0 <= base < self.shard_size
+            ):
                 raise ValueError(
-                    f"request {i} has base {base}; it must be in [0, {self.shard_size})"
+                    f"request {i} has base {base!r}; it must be an integer in "
+                    f"[0, {self.shard_size})"
                 )
         if None not in bases:
             return [int(base) for base in bases if base is not None]
-        return self._resolve_new(batch, bases, continues or [True] * num_requests)
+        return self._resolve_new(batch, bases, continues)
 
     def _resolve_new(
         self, batch: ExtendBatch, bases: list[int | None], continues: list[bool]
@@ -276,8 +293,10 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         resolved: list[int] = []
         runs = zip(batch.prefix_pages.tolist(), batch.new_pages.tolist(), strict=True)
         for i, (prefix, new) in enumerate(runs):
-            base = bases[i]
-            if base is None:
+            given = bases[i]
+            if given is not None:
+                base = int(given)
+            else:
                 if prefix and continues[i]:
                     raise ValueError(
                         f"request {i} continues a prefix of {prefix} pages without a rotation "

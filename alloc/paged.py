@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from alloc.base import BaseTokenToKVPoolAllocator
 from alloc.extend import ExtendBatch
 from alloc.layout import PageLayout
-from alloc.spaces import PageIds, Slots
+from alloc.spaces import PageIds, Slots, as_int64
 
 
 class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
@@ -94,14 +92,11 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         Returns:
             int64[batch], or None when short; nothing changed then.
         """
-        lens = np.asarray(seq_lens_cpu, dtype=np.int64)
+        lens = as_int64(seq_lens_cpu, "seq_lens")
         return self._extend(ExtendBatch.of(lens - 1, lens, self.page_size), last_loc)
 
     def _extend(self, batch: ExtendBatch, last_loc: Any) -> Slots | None:
-        if len(last_loc) != len(batch.seq_lens):
-            raise ValueError(
-                f"last_loc has {len(last_loc)} entries for {len(batch.seq_lens)} requests"
-            )
+        batch.check_one_last_loc_each(last_loc)
         if self.device is None or self.debug:
             batch.check_last_locs(self.io.to_host(last_loc))
         num_pages = batch.num_new_pages

@@ -107,7 +107,8 @@ class PageInterleavePlacement:
 
     def filter_local(self, locs: Any, rank: int) -> Any:
         """Return the rows of the slots that ``rank`` owns, in their order."""
-        return self.local_index(locs[self.local_mask(locs, rank)])
+        wide = _widen(locs)
+        return self.local_index(wide[self.local_mask(wide, rank)])
 
     def loc_of(self, owners: Any, rows: Any) -> Any:
         """Return the slot that ``owner`` keeps in ``row``: the inverse mapping."""

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from alloc.slots import slot_io
-from alloc.spaces import IntArray, PageIds, Slots, as_int64, ceil_div
+from alloc.spaces import IntArray, Locs, PageIds, Slots, as_int64, ceil_div
+
+_MAX_TABLE_SLOT = 2**31 - 1
 
 
 class ReqToTokenPool:
@@ -97,16 +99,18 @@ class ReqToTokenPool:
         return rows
 
     def free(self, rows: int | Sequence[int]) -> None:
-        """Give rows back; the slots written in them are the caller's business.
+        """Give rows back, one or several; the slots written in them are the caller's business.
 
         Raises:
             ValueError: a row is out of range, free already or named twice; nothing changed.
         """
-        given = [rows] if isinstance(rows, int) else [int(row) for row in rows]
-        for i, row in enumerate(given):
+        given: list[int] = as_int64(np.atleast_1d(rows), "rows").tolist()
+        seen: set[int] = set()
+        for row in given:
             self._check_row(row)
-            if row in given[:i]:
+            if row in seen:
                 raise ValueError(f"row {row} is named twice in one call; pass distinct rows")
+            seen.add(row)
         self._in_use[given] = False
         self._mirror_len[given] = 0
         self._free_rows.extend(sorted(given, reverse=True))
@@ -139,15 +143,20 @@ class ReqToTokenPool:
                     f"start={start} must be a multiple of page_size={self.page_size} "
                     f"when pages are written"
                 )
+            last_page = start + (len(ids) - 1) * self.page_size
+            self._check_range(start, last_page + 1 if len(ids) else start)
         else:
-            start, ids = self._pages_of_slots(start, slots)
+            locs = self.io.to_host(slots)
+            self._check_range(start, start + len(locs))
+            start, ids = self._pages_of_slots(start, locs)
         if not len(ids):
             return
         first = start // self.page_size
-        if start < 0 or first + len(ids) > self._mirror.shape[1]:
+        highest = (_MAX_TABLE_SLOT + 1) // self.page_size - 1
+        if ids.min() < 0 or ids.max() > highest:
             raise ValueError(
-                f"positions [{start}, {start + len(ids) * self.page_size}) leave the row of "
-                f"{self.max_context_len} tokens"
+                f"pages {int(ids.min())} to {int(ids.max())} don't fit an int32 table; valid "
+                f"pages of {self.page_size} tokens are [0, {highest}]"
             )
         out = self.io.empty(len(ids) * self.page_size)
         self.io.fill_pages(out, ids, self.page_size)
@@ -155,7 +164,7 @@ class ReqToTokenPool:
         self.req_to_token[row, start:stop] = out[: stop - start]
         self._mirror[row, first : first + len(ids)] = ids
         if start <= self._mirror_len[row]:
-            self._mirror_len[row] = stop
+            self._mirror_len[row] = max(stop, int(self._mirror_len[row]))
 
     def pages(self, row: int, start: int, stop: int) -> PageIds:
         """Return the page ids of positions ``[start, stop)`` of a row: int64, host.
@@ -214,9 +223,14 @@ class ReqToTokenPool:
         if not 0 <= row < self.size or not self._in_use[row]:
             raise ValueError(f"row {row} is not in use; take rows with ReqToTokenPool.alloc")
 
-    def _pages_of_slots(self, start: int, slots: Slots) -> tuple[int, PageIds]:
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.max_context_len:
+            raise ValueError(
+                f"positions [{start}, {stop}) leave the row of {self.max_context_len} tokens"
+            )
+
+    def _pages_of_slots(self, start: int, locs: Locs) -> tuple[int, PageIds]:
         """Return the page-aligned start and the pages of slots, after checking their offsets."""
-        locs = self.io.to_host(slots)
         ps = self.page_size
         offset = start % ps
         heads = locs[-start % ps :: ps]

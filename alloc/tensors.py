@@ -29,7 +29,7 @@ class TensorSlots:
         the page ids should use the host calls (``alloc_pages``, ``free_pages``) instead.
         """
         if isinstance(slots, torch.Tensor):
-            if slots.is_floating_point() or slots.dtype == torch.bool:
+            if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
                 raise ValueError(f"slots have dtype {slots.dtype}; pass integers")
             return as_int64(slots.detach().cpu().numpy(), "slots")
         return as_int64(slots, "slots")
