@@ -31,6 +31,13 @@ from radix.params import (
     MatchResult,
     Req,
 )
+from radix.scheduling import (
+    ExtendAllocation,
+    ExtendPreview,
+    alloc_for_extend,
+    evict_until_allocatable,
+    preview_extend,
+)
 from radix.tree_core import UnifiedTreeCore
 from radix.unified_cache import UnifiedRadixCache
 
@@ -47,6 +54,12 @@ __all__ = [
     "EvictResult",
     "LockReceipt",
     "Req",
+    # placing a batch
+    "alloc_for_extend",
+    "preview_extend",
+    "evict_until_allocatable",
+    "ExtendAllocation",
+    "ExtendPreview",
     # keys and the tree
     "RadixKey",
     "UnifiedTreeCore",

@@ -27,6 +27,10 @@ class CacheInitParams:
         tree_components: kinds of layers that nodes hold.
         is_bigram: requests are keyed by pairs of neighbouring tokens.
         rotation: policy of rotation bases on a sharded pool, chain or seam.
+        use_leases: under chain, give requests in flight that share an uncached first page the
+            same base; False only to measure what declines cost.
+        aimed_eviction: make room class by class (``EvictParams.class_deficits``); False evicts in
+            policy order alone, to compare.
     """
 
     disable: bool
@@ -37,6 +41,8 @@ class CacheInitParams:
     tree_components: tuple[ComponentType, ...] = (ComponentType.FULL,)
     is_bigram: bool = False
     rotation: str = "chain"
+    use_leases: bool = True
+    aimed_eviction: bool = True
 
 
 @dataclass(slots=True)
@@ -115,10 +121,13 @@ class EvictParams:
     """A request for room.
 
     Attributes:
-        num_tokens: at least this much, rounded up to whole pages.
+        num_tokens: this much, rounded up to whole pages.
+        class_deficits: pages wanted of each class; eviction then aims at these classes, frees no
+            more than the aim needs, and ``num_tokens`` is not looked at.
     """
 
     num_tokens: int
+    class_deficits: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +181,8 @@ class Req(Protocol):
         lock_receipt: its lock; None is none.
         priority: eviction priority of what it inserts.
         kv_rotation_base: base of its own pages; None unsharded or not placed yet.
+
+    The cache also keeps a ``kv_rotation_lease`` on the request while a chain is in flight.
     """
 
     origin_input_ids: Sequence[int]

@@ -15,13 +15,14 @@ No recursion anywhere: a path may be 100,000 nodes deep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from alloc import PageIds
+from alloc import PageIds, PageLayout
+from radix.aiming import WINDOW, aim
 from radix.components import TreeComponent
 from radix.eviction import Frontier, policy_named
 from radix.key import PLAIN, RadixKey, unit_bytes_of
@@ -88,6 +89,15 @@ class UnifiedTreeCore:
         if node is None:
             self._refuse_handle(node_id)
         return node
+
+    def path_pages(self, node_id: NodeId) -> PageIds:
+        """Return the page ids from the root to the end of a node: int64[end]. Cost: O(path)."""
+        parts: list[bytes] = []
+        node: TreeNode | None = self.node_by_id(node_id)
+        while node is not None:
+            parts.append(node.live_pages())
+            node = node.parent
+        return np.frombuffer(b"".join(reversed(parts)), dtype=np.int64)
 
     def num_nodes(self) -> int:
         """Return the number of nodes, the root left out."""
@@ -316,6 +326,39 @@ class UnifiedTreeCore:
             num_pages -= taken
         self._committing = False
         return np.frombuffer(b"".join(dropped), dtype=np.int64)
+
+    def evict_classes(
+        self, deficits: Sequence[int], layout: PageLayout, window: int = WINDOW
+    ) -> PageIds:
+        """Drop unlocked pages until each class has given its deficit; returns the page ids.
+
+        Prefers, among the first ``window`` leaves in policy order, those that end in a page of a
+        short class (``radix.aiming``). A class without evictable pages is given up at once,
+        instead of draining the tree for it.
+
+        Cost: O(window) for each leaf that is trimmed.
+        """
+        self._check_usable()
+        wanted = list(deficits)
+        dropped: list[bytes] = []
+        self._committing = True
+        while self._attainable(wanted):
+            leaves = (self._nodes[node_id] for node_id in self._frontier.window(window))
+            node, num_pages = aim(layout, leaves, wanted)
+            dropped.append(self._trim(node, num_pages))
+            classes = layout.class_of(np.frombuffer(dropped[-1], dtype=np.int64))
+            for page_class in classes.tolist():
+                wanted[page_class] -= 1
+        self._committing = False
+        return np.frombuffer(b"".join(dropped), dtype=np.int64)
+
+    def _attainable(self, wanted: list[int]) -> bool:
+        """Give up the classes that nothing evictable is left of; say whether one remains."""
+        evictable = self.component.evictable_by_class().tolist()
+        for page_class, missing in enumerate(wanted):
+            if missing > 0 and not evictable[page_class]:
+                wanted[page_class] = 0
+        return any(missing > 0 for missing in wanted)
 
     def _trim(self, node: TreeNode, num_pages: int) -> bytes:
         """Drop the tail of a candidate, or all of it."""

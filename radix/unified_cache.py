@@ -12,6 +12,7 @@ its tail from the request and frees the request's duplicates of what was cached 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,7 +21,8 @@ import numpy as np
 from alloc import PageIds, ReqToTokenPool, Slots, ceil_div, page_interleave_shard_size
 from radix import invariants
 from radix.components import make_component
-from radix.key import RadixKey
+from radix.key import Namespace, RadixKey
+from radix.leases import LeaseTable
 from radix.node import NodeId
 from radix.params import (
     CacheInitParams,
@@ -77,6 +79,9 @@ class UnifiedRadixCache:
             self.req_to_token_pool.bind_page_size(params.page_size)
         self.is_bigram = params.is_bigram
         self.rotation = rotation_policy(params.rotation)
+        self.use_leases = params.use_leases
+        self.aimed_eviction = params.aimed_eviction
+        self.leases = LeaseTable()
         self.tree_core = UnifiedTreeCore(
             params.page_size,
             make_component(params.tree_components, allocator.layout),
@@ -217,19 +222,67 @@ class UnifiedRadixCache:
     def evict(self, params: EvictParams) -> EvictResult:
         """Free ``ceil(num_tokens / page_size)`` pages, or as many as are unlocked.
 
-        The least valuable unlocked leaf by the policy loses pages from its tail first.
+        The least valuable unlocked leaf by the policy loses pages from its tail first. With
+        ``class_deficits`` the eviction aims: see ``UnifiedTreeCore.evict_classes``.
 
         Raises:
-            ValueError: num_tokens is negative.
+            ValueError: num_tokens or a deficit is negative, or there is not one deficit a class.
         """
         if params.num_tokens < 0:
             raise ValueError(f"num_tokens={params.num_tokens} must not be negative")
-        pages = self.tree_core.evict(ceil_div(params.num_tokens, self.page_size))
+        if params.class_deficits is None:
+            pages = self.tree_core.evict(ceil_div(params.num_tokens, self.page_size))
+        else:
+            layout, deficits = self.allocator.layout, params.class_deficits
+            if len(deficits) != layout.num_classes or min(deficits) < 0:
+                raise ValueError(
+                    f"class_deficits={deficits} must be {layout.num_classes} counts >= 0"
+                )
+            pages = self.tree_core.evict_classes(deficits, layout)
         if len(pages):
             self.allocator.release_cached(pages)
         return EvictResult(len(pages) * self.page_size)
 
     # Requests
+
+    def match_req(self, req: Req, *, max_prefix_len: int | None = None) -> int:
+        """Match and lock a request's prefix, and put the result on the request.
+
+        Sets ``prefix_indices``, ``last_node``, ``lock_receipt`` and ``kv.cache_protected_len``.
+        A request that was matched before and has no row yet moves its lock and counts no new hit.
+
+        Args:
+            req: a request without a row.
+            max_prefix_len: match at most this many tokens; default all but the last one, whose
+                logits have to be computed.
+
+        Returns:
+            The matched tokens.
+
+        Raises:
+            ValueError: the request has a row, and with it pages past its prefix.
+        """
+        if req.kv.req_pool_idx is not None:
+            raise ValueError("the request has a row; retract it before matching it again")
+        tokens = req.get_fill_ids()
+        limit = len(tokens) - 1 if max_prefix_len is None else max_prefix_len
+        match = self.match_and_lock(
+            MatchPrefixParams(
+                self._key_of(req, tokens[: max(0, limit)]), count_hit=req.lock_receipt is None
+            )
+        )
+        self._unlock(req)
+        req.lock_receipt = match.receipt
+        req.last_node = match.last_device_node
+        req.prefix_indices = match.device_indices
+        req.kv.cache_protected_len = match.device_prefix_len
+        return match.device_prefix_len
+
+    def first_page_of(self, req: Req) -> tuple[Namespace, bytes] | None:
+        """Return what a request's chain is filed under at the root; None without a whole page."""
+        units = self.page_size + 1 if self.is_bigram else self.page_size
+        key = self._key_of(req, req.get_fill_ids()[:units])
+        return (key.namespace, key.data) if len(key) >= self.page_size else None
 
     def cache_unfinished_req(self, req: Req) -> None:
         """Cache the whole pages of a request that goes on, and hand it the canonical slots.
@@ -260,7 +313,7 @@ class UnifiedRadixCache:
             changed = np.flatnonzero(row_pages[:num_pages] != result.pages)
             if len(changed):
                 first, stop = int(changed[0]), int(changed[-1]) + 1
-                self._pool().write(
+                self.pool().write(
                     self._row_of(req),
                     first * self.page_size,
                     pages=result.pages[first:stop],
@@ -268,6 +321,8 @@ class UnifiedRadixCache:
                 row_pages = np.concatenate([result.pages, row_pages[num_pages:]])
             receipt = self.inc_lock_ref(result.last_device_node)
             self._unlock(req)
+            if num_pages:
+                self._give_back_lease(req)
             req.lock_receipt = receipt
             req.last_node = result.last_device_node
             req.kv.cache_protected_len = num_pages * self.page_size
@@ -289,6 +344,7 @@ class UnifiedRadixCache:
         """
         if req.kv.req_pool_idx is None:
             self._unlock(req)
+            self._give_back_lease(req)
             return
         tokens = [*req.origin_input_ids, *req.output_ids]
         if kv_len_to_handle is None:
@@ -320,6 +376,7 @@ class UnifiedRadixCache:
         self.allocator.free_pages(row_pages[keep:])
         req.kv.cache_protected_len = max(len(row_pages), protected) * self.page_size
         self._unlock(req)
+        self._give_back_lease(req)
         req.last_node = None
 
     def abort(self, req: Req) -> None:
@@ -339,7 +396,7 @@ class UnifiedRadixCache:
     def _give_back(self, req: Req) -> None:
         row = req.kv.req_pool_idx
         if row is not None:
-            pool = self._pool()
+            pool = self.pool()
             length = getattr(req.kv, "allocated_len", None) or pool.mirrored_len(row)
             row_pages = self._row_pages(req, length or len(req.get_fill_ids()))
             protected = ceil_div(req.kv.cache_protected_len, self.page_size)
@@ -347,6 +404,7 @@ class UnifiedRadixCache:
             pool.free(row)
             req.kv.req_pool_idx = None
         self._unlock(req)
+        self._give_back_lease(req)
         req.kv.cache_protected_len = 0
         if hasattr(req.kv, "allocated_len"):
             req.kv.allocated_len = 0
@@ -359,8 +417,11 @@ class UnifiedRadixCache:
         if receipt is not None:
             self.dec_lock_ref(receipt)
 
+    def _give_back_lease(self, req: Req) -> None:
+        self.leases.give_back(getattr(req, "kv_rotation_lease", None))
+
     def _row_pages(self, req: Req, length: int) -> PageIds:
-        return self._pool().pages(self._row_of(req), 0, length)
+        return self.pool().pages(self._row_of(req), 0, length)
 
     def _row_of(self, req: Req) -> int:
         row: int | None = req.kv.req_pool_idx
@@ -371,7 +432,8 @@ class UnifiedRadixCache:
     def _key_of(self, req: Req, tokens: Sequence[int]) -> RadixKey:
         return RadixKey(tokens, req.extra_key, req.cache_salt, self.is_bigram)
 
-    def _pool(self) -> ReqToTokenPool:
+    def pool(self) -> ReqToTokenPool:
+        """Return the request rows. Raises RuntimeError when the cache was built without."""
         if self.req_to_token_pool is None:
             raise RuntimeError(
                 "this call needs request rows; build the cache with a ReqToTokenPool"
@@ -402,6 +464,7 @@ class UnifiedRadixCache:
         Pages that requests hold stay theirs. Call it before clearing the allocator.
         """
         pages = self.tree_core.reset()
+        self.leases.clear()
         if len(pages):
             self.allocator.release_cached(pages)
 
@@ -425,6 +488,7 @@ class UnifiedRadixCache:
             invariants.tree_digest(self.tree_core),
             self.allocator.state_digest(),
             "" if pool is None else pool.state_digest(),
+            hashlib.blake2b(repr(self.leases.digest_items()).encode(), digest_size=8).hexdigest(),
         )
         return "-".join(parts)
 

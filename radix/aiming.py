@@ -1,0 +1,79 @@
+"""Aimed eviction: which leaf to trim, and how far, when single classes of pages are short.
+
+Aiming looks at a bounded window of the policy's order: without the bound it would ignore recency
+and cost hits. Inside the window the leaf whose tail reaches a wanted page soonest goes first, ties
+in policy order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alloc import PageLayout
+from radix.node import TreeNode
+
+WINDOW = 32
+"""Leaves of the policy's order that an aimed eviction chooses from."""
+
+
+def aim(
+    layout: PageLayout, leaves: Iterable[TreeNode], deficits: list[int]
+) -> tuple[TreeNode, int]:
+    """Choose a leaf and how many of its tail pages to drop.
+
+    Args:
+        layout: says each page's class.
+        leaves: candidates in policy order, at least one.
+        deficits: wanted pages of each class, some above 0.
+
+    Returns:
+        The leaf and the pages to drop, at least 1. At most ``num_classes - 1`` pages that nobody
+        wants go before each wanted one. When no leaf has a wanted page that near its end, the
+        first leaf, one round of classes at most.
+    """
+    first = best = None
+    best_lead = layout.num_classes
+    for leaf in leaves:
+        first = first or leaf
+        lead = _lead(layout, leaf, deficits, best_lead)
+        if lead < best_lead:
+            best, best_lead = leaf, lead
+            if lead == 0:
+                break
+    if best is not None:
+        return best, _useful_tail(layout, best, deficits)
+    assert first is not None, "the caller has a candidate"
+    return first, min(first.num_pages, layout.num_classes)
+
+
+def _class_from_end(layout: PageLayout, node: TreeNode, distance: int) -> int:
+    """Return the class of the page ``distance`` before a node's last one."""
+    if node.rotation_base is not None:
+        return layout.class_at(node.rotation_base, node.end - 1 - distance)
+    return layout.class_of(int(node.page_ids()[node.num_pages - 1 - distance]))
+
+
+def _lead(layout: PageLayout, node: TreeNode, deficits: list[int], limit: int) -> int:
+    """Return how many unwanted pages end a node, or ``limit`` when it is that many or more."""
+    for distance in range(min(node.num_pages, limit)):
+        if deficits[_class_from_end(layout, node, distance)] > 0:
+            return distance
+    return limit
+
+
+def _useful_tail(layout: PageLayout, node: TreeNode, deficits: list[int]) -> int:
+    """Return how many tail pages to drop so that the last one dropped is still wanted."""
+    wanted = list(deficits)
+    missing = sum(wanted)
+    useful = 0
+    for distance in range(node.num_pages):
+        page_class = _class_from_end(layout, node, distance)
+        if wanted[page_class] > 0:
+            wanted[page_class] -= 1
+            missing -= 1
+            useful = distance + 1
+            if not missing:
+                break
+        elif distance + 1 - useful >= layout.num_classes:
+            break
+    return useful

@@ -1,0 +1,77 @@
+"""Leases: requests in flight that share an uncached first page get one rotation base.
+
+Two requests that are planned before either inserts would otherwise start their chains in different
+classes, and the second insert would be declined. A lease holds the base of a chain that is not in
+the tree yet, from planning until the first insert that attaches, or finish, abort and retract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RotationLease:
+    """One request's share of a chain's base. Given back once; a second time does nothing.
+
+    Attributes:
+        first_page: namespace and first page of the chain.
+        base: the chain's rotation base.
+        live: False once given back.
+    """
+
+    first_page: Hashable
+    base: int
+    live: bool = True
+
+
+class LeaseTable:
+    """Bases of chains in flight, counted by request. Every call is O(1)."""
+
+    __slots__ = ("_chains",)
+
+    def __init__(self) -> None:
+        self._chains: dict[Hashable, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    def base_of(self, first_page: Hashable) -> int | None:
+        """Return the base that requests in flight hold for a chain; None without any."""
+        chain = self._chains.get(first_page)
+        return None if chain is None else chain[0]
+
+    def take(self, first_page: Hashable, base: int) -> RotationLease:
+        """Hold a chain's base for one more request.
+
+        Raises:
+            ValueError: requests in flight hold another base for this chain.
+        """
+        known, holders = self._chains.get(first_page, (base, 0))
+        if known != base:
+            raise ValueError(f"base {base} contradicts the lease of base {known} on this chain")
+        self._chains[first_page] = (base, holders + 1)
+        return RotationLease(first_page, base)
+
+    def give_back(self, lease: RotationLease | None) -> None:
+        """Release one request's share; the chain goes when the last holder does."""
+        if lease is None or not lease.live:
+            return
+        lease.live = False
+        chain = self._chains.get(lease.first_page)
+        if chain is None:
+            return
+        base, holders = chain
+        if holders > 1:
+            self._chains[lease.first_page] = (base, holders - 1)
+        else:
+            del self._chains[lease.first_page]
+
+    def clear(self) -> None:
+        """Forget every chain; leases from before give back nothing."""
+        self._chains.clear()
+
+    def digest_items(self) -> list[tuple[Hashable, tuple[int, int]]]:
+        """Return the chains in order of their first lease."""
+        return list(self._chains.items())

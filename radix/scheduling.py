@@ -1,0 +1,303 @@
+"""What a scheduler calls to place a batch: rows, pages and rotation bases in one step.
+
+``alloc_for_extend`` first decides everything on simulated fills - bases, pages per class, room to
+make - and returns None before it changes anything if the batch can't be served. Then it evicts
+until every class covers the draw, draws, writes the rows and records the bases on the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from alloc import ExtendBatch, IntArray, PageIds, Slots, ceil_div, page_interleave_shard_size
+from radix.params import EvictParams, EvictResult, Req
+from radix.unified_cache import UnifiedRadixCache
+
+
+class Evicts(Protocol):
+    """Anything with a cache's ``evict``."""
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Free pages; see ``UnifiedRadixCache.evict``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPreview:
+    """What a batch would need; int64[num_classes] each.
+
+    Attributes:
+        pages_by_class: pages that the batch draws.
+        free_by_class: pages that are free or staged.
+        evictable_by_class: pages that eviction could free.
+        rotation_bases: the base each request would get; None where it needs none.
+        num_rows: rows that the batch takes.
+        free_rows: rows that are free.
+    """
+
+    pages_by_class: IntArray
+    free_by_class: IntArray
+    evictable_by_class: IntArray
+    rotation_bases: list[int | None]
+    num_rows: int
+    free_rows: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether ``alloc_for_extend`` would serve the batch now. Exact, per class."""
+        room = self.free_by_class + self.evictable_by_class
+        return self.num_rows <= self.free_rows and not (self.pages_by_class > room).any()
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendAllocation:
+    """What a batch got.
+
+    Attributes:
+        out_cache_loc: int64[sum of extends] slots of the new tokens, batch order.
+        pages: int64[num_new_pages] new page ids, batch order, host.
+        rotation_bases: the base of each request; None unsharded.
+        num_tokens_evicted: tokens that had to go.
+    """
+
+    out_cache_loc: Slots
+    pages: PageIds
+    rotation_bases: list[int | None]
+    num_tokens_evicted: int
+
+
+@dataclass(slots=True)
+class _Placement:
+    """The base of one request: what its pages are drawn with, and what it remembers."""
+
+    drawn: int | None
+    recorded: int | None
+    leased_page: Any = None
+
+
+def alloc_for_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendAllocation | None:
+    """Give every request of a batch the slots of its next chunk.
+
+    Each request has been matched (``UnifiedRadixCache.match_req``) or is between two chunks; its
+    chunk runs from ``len(prefix_indices)`` to ``len(get_fill_ids())``. Rows are taken for requests
+    without one and get the matched prefix and the new pages. ``kv_rotation_base`` is set, and
+    ``kv.allocated_len`` where the request has it.
+
+    Args:
+        cache: the cache; sharded or not.
+        reqs: distinct requests, batch order.
+
+    Returns:
+        The slots, or None when the batch can't be served even by evicting all that is unlocked;
+        nothing changed then.
+
+    Raises:
+        ValueError: a chunk is longer than a row, or (sharded) starts or ends inside a page without
+            being the request's last. Nothing changed.
+    """
+    placer = _Placer(cache, reqs)
+    if not placer.preview().fits:
+        return None
+    return placer.allocate()
+
+
+def preview_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendPreview:
+    """Say what ``alloc_for_extend`` would need and whether it would fit; changes nothing."""
+    return _Placer(cache, reqs).preview()
+
+
+def evict_until_allocatable(cache: Evicts, allocator: Any, num_tokens: int) -> bool:
+    """Evict until ``allocator.available_size()`` covers ``num_tokens``, or nothing more goes.
+
+    One eviction may raise the floor by less than it frees, so the size is read again after each.
+    On a page-interleave allocator every round aims at the classes that are short.
+
+    Returns:
+        Whether the size is covered now. Works with any allocator and anything that evicts.
+    """
+    shards = page_interleave_shard_size(allocator)
+    while (short := num_tokens - allocator.available_size()) > 0:
+        params = EvictParams(num_tokens=short)
+        if shards > 1:
+            floor = ceil_div(num_tokens, shards * allocator.page_size)
+            deficits = allocator.class_deficits([floor] * shards)
+            wanted = int(deficits.sum()) * allocator.page_size
+            params = EvictParams(num_tokens=wanted, class_deficits=tuple(deficits.tolist()))
+        if cache.evict(params).num_tokens_evicted == 0:
+            return False
+    return True
+
+
+class _Placer:
+    """One batch on its way to its pages."""
+
+    def __init__(self, cache: UnifiedRadixCache, reqs: Sequence[Req]) -> None:
+        self.cache = cache
+        self.reqs = reqs
+        self.batch = ExtendBatch.of(
+            [len(req.prefix_indices) for req in reqs],
+            [len(req.get_fill_ids()) for req in reqs],
+            cache.page_size,
+        )
+        self._check_lengths()
+        self.placements = self._place()
+        self.bases = [placement.drawn for placement in self.placements]
+
+    def preview(self) -> ExtendPreview:
+        allocator = self.cache.allocator
+        return ExtendPreview(
+            allocator.pages_by_class(self.batch.prefix_lens, self.batch.seq_lens, self.bases),
+            allocator.free_list.counts(),
+            self.cache.tree_core.component.evictable_by_class(),
+            [placement.recorded for placement in self.placements],
+            sum(req.kv.req_pool_idx is None for req in self.reqs),
+            self.cache.pool().available_size(),
+        )
+
+    def allocate(self) -> ExtendAllocation:
+        """Evict, draw and write; the preview said that it fits."""
+        cache, batch = self.cache, self.batch
+        allocator, pool = cache.allocator, cache.pool()
+        prefixes = [self._prefix_pages(req) for req in self.reqs]
+        last_locs = np.array([self._last_loc(i) for i in range(len(self.reqs))], dtype=np.int64)
+        out = allocator.io.empty(batch.num_tokens)
+        evicted = self._make_room()
+        drawn = allocator.alloc_extend_pages(batch.prefix_lens, batch.seq_lens, self.bases)
+        assert drawn is not None, "every class was made to cover the draw"
+        rows = pool.alloc(sum(req.kv.req_pool_idx is None for req in self.reqs))
+        assert rows is not None, "the preview counted the free rows"
+        stops = (batch.page_starts + batch.new_pages).tolist()
+        starts = batch.page_starts.tolist()
+        for i, req in enumerate(self.reqs):
+            pages = drawn.pages[starts[i] : stops[i]]
+            if req.kv.req_pool_idx is None:
+                req.kv.req_pool_idx = rows.pop(0)
+                pool.write(req.kv.req_pool_idx, 0, pages=np.concatenate([prefixes[i], pages]))
+            else:
+                first = int(batch.prefix_pages[i]) * cache.page_size
+                pool.write(req.kv.req_pool_idx, first, pages=pages)
+            self._record(i)
+        allocator.io.fill_extend(out, batch, last_locs, drawn.pages)
+        recorded = [placement.recorded for placement in self.placements]
+        return ExtendAllocation(out, drawn.pages, recorded, evicted)
+
+    def _make_room(self) -> int:
+        allocator, batch = self.cache.allocator, self.batch
+        required = allocator.pages_by_class(batch.prefix_lens, batch.seq_lens, self.bases)
+        evicted = 0
+        while (deficits := allocator.class_deficits(required)).any():
+            params = EvictParams(
+                int(deficits.sum()) * self.cache.page_size,
+                tuple(deficits.tolist()) if self.cache.aimed_eviction else None,
+            )
+            freed = self.cache.evict(params).num_tokens_evicted
+            assert freed, "the preview counted the evictable pages of every class"
+            evicted += freed
+        return evicted
+
+    def _record(self, i: int) -> None:
+        req, placement = self.reqs[i], self.placements[i]
+        if placement.leased_page is not None:
+            assert placement.recorded is not None, "a lease is for a base"
+            lease = self.cache.leases.take(placement.leased_page, placement.recorded)
+            req.kv_rotation_lease = lease  # type: ignore[attr-defined]
+        req.kv_rotation_base = placement.recorded
+        if hasattr(req.kv, "allocated_len"):
+            req.kv.allocated_len = int(self.batch.seq_lens[i])
+
+    def _place(self) -> list[_Placement]:
+        """Resolve every request's base at its turn, on the fills that earlier ones leave."""
+        if not self.cache.is_sharded:
+            return [_Placement(None, req.kv_rotation_base) for req in self.reqs]
+        layout = self.cache.allocator.layout
+        fills = self.cache.allocator.free_list.counts()
+        planned: dict[Any, int] = {}
+        placements: list[_Placement] = []
+        runs = zip(self.batch.prefix_pages.tolist(), self.batch.new_pages.tolist(), strict=True)
+        for req, (prefix, new) in zip(self.reqs, runs, strict=True):
+            fresh = (int(fills.argmax()) - prefix) % layout.num_classes
+            placement = self._place_one(req, fresh, planned)
+            placements.append(placement)
+            assert placement.drawn is not None, "sharded pages are drawn with a base"
+            fills -= layout.cyclic_counts(placement.drawn, prefix, new)
+        return placements
+
+    def _place_one(self, req: Req, fresh: int, planned: dict[Any, int]) -> _Placement:
+        """Return the base of one request; ``fresh`` starts it in the emptiest class."""
+        cache = self.cache
+        if req.kv_rotation_base is not None:
+            return _Placement(req.kv_rotation_base, req.kv_rotation_base)
+        core = cache.tree_core
+        if req.last_node is not None and req.last_node != core.root_node_handle():
+            return self._place_below(req, fresh)
+        first_page = cache.first_page_of(req)
+        if first_page is None or cache.rotation.name != "chain":
+            return _Placement(fresh, fresh)
+        child = core.root().children.get(first_page)
+        if child is not None:
+            base = child.rotation_base
+            return _Placement(fresh if base is None else base, base)
+        if not cache.use_leases:
+            return _Placement(fresh, fresh)
+        base = planned.get(first_page)
+        if base is None:
+            base = cache.leases.base_of(first_page)
+        if base is None:
+            base = fresh
+        planned[first_page] = base
+        return _Placement(base, base, first_page)
+
+    def _place_below(self, req: Req, fresh: int) -> _Placement:
+        """Return the base of a request whose prefix is cached.
+
+        A chain goes on under its base; a chain without one takes any pages and keeps None. A seam
+        is taken where the tail branches off, so that a path has few runs.
+        """
+        assert req.last_node is not None, "the request was matched below the root"
+        node = self.cache.tree_core.node_by_id(req.last_node)
+        base = node.rotation_base
+        if self.cache.rotation.name == "chain":
+            return _Placement(fresh if base is None else base, base)
+        if node.children or base is None:
+            return _Placement(fresh, fresh)
+        return _Placement(base, base)
+
+    def _prefix_pages(self, req: Req) -> PageIds:
+        """Return the pages that a row starts with; nothing for a request that has its row."""
+        if req.kv.req_pool_idx is not None or req.last_node is None:
+            return np.empty(0, dtype=np.int64)
+        stop = len(req.prefix_indices) // self.cache.page_size
+        return self.cache.tree_core.path_pages(req.last_node)[:stop]
+
+    def _last_loc(self, i: int) -> int:
+        """Return the slot before the chunk where it starts inside a page; else -1, not read."""
+        prefix, page_size = int(self.batch.prefix_lens[i]), self.cache.page_size
+        if prefix % page_size == 0:
+            return -1
+        row = self.reqs[i].kv.req_pool_idx
+        page = self.cache.pool().pages(row, prefix // page_size * page_size, prefix)
+        return int(page[0]) * page_size + (prefix - 1) % page_size
+
+    def _check_lengths(self) -> None:
+        batch, page_size = self.batch, self.cache.page_size
+        longest = self.cache.pool().max_context_len
+        for i, req in enumerate(self.reqs):
+            prefix, stop = int(batch.prefix_lens[i]), int(batch.seq_lens[i])
+            if stop > longest:
+                raise ValueError(f"request {i}: {stop} tokens don't fit a row of {longest}")
+            if req.kv.req_pool_idx is None and prefix % page_size:
+                raise ValueError(
+                    f"request {i} has no row and a prefix of {prefix} tokens; match whole pages"
+                )
+            if not self.cache.is_sharded:
+                continue
+            total = len(req.origin_input_ids) + len(req.output_ids)
+            if prefix % page_size or (stop % page_size and stop < total):
+                raise ValueError(
+                    f"request {i}: chunk [{prefix}, {stop}) of {total} tokens must start and end "
+                    f"on pages of {page_size} tokens on a sharded pool; round chunk ends down, "
+                    f"all but the last"
+                )
