@@ -42,7 +42,14 @@ def to_table(report: Report) -> str:
     out = io.StringIO()
     Console(file=out, width=_TABLE_WIDTH, force_terminal=False, color_system=None).print(table)
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
-    return "\n".join([report.trace.describe(), "", *lines, "", report.definition.describe()])
+    return "\n".join([_facts(report), "", *lines, "", report.definition.describe()])
+
+
+def _facts(report: Report) -> str:
+    facts = report.trace.describe()
+    if report.span_ms <= 0:
+        return facts
+    return f"{facts}, {report.span_ms / 1000:,.1f} s from first to last request"
 
 
 def _cells(result: Result) -> list[str]:
@@ -74,6 +81,7 @@ def to_json(report: Report) -> str:
             "tail": trace.tail,
             "scope": trace.scope,
             "time_unit": trace.time_unit,
+            "span_ms": report.span_ms,
         },
         "definition": {
             "hit": definition.hit,

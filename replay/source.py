@@ -12,7 +12,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import zstandard
 
@@ -20,6 +20,10 @@ from replay.errors import TraceError
 
 STDIN = "-"
 MAX_LINE_BYTES = 1 << 28
+_CHUNK_BYTES = 1 << 16
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
 
 Compression = Literal["plain", "gzip", "zstd", "xz"]
 
@@ -54,14 +58,49 @@ def detect_compression(head: bytes) -> Compression:
     return next((name for magic, name in _MAGIC if head.startswith(magic)), "plain")
 
 
+class _ZstdFrames(io.RawIOBase):
+    """The content of all zstd frames of a file; an end inside a frame is an EOFError.
+
+    The library's own stream ends silently there, and lines of the trace would be missing.
+    """
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw = raw
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._inside = False
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """It is a source."""
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer as far as the next piece of content reaches; 0 at the end."""
+        while not self._ready:
+            chunk = self._frame.unused_data if self._frame.eof else b""
+            chunk = chunk or self._raw.read1(_CHUNK_BYTES)
+            if not chunk:
+                if self._inside:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._ready = memoryview(self._frame.decompress(chunk))
+            self._inside = not self._frame.eof
+        view = memoryview(buffer)
+        count = min(len(view), len(self._ready))
+        view[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
 def _decompress(raw: io.BufferedReader, compression: Compression) -> ByteLines:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw)
     if compression == "xz":
         return lzma.LZMAFile(raw)
     if compression == "zstd":
-        stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(stream)
+        return io.BufferedReader(_ZstdFrames(raw), _CHUNK_BYTES)
     return raw
 
 

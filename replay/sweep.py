@@ -50,11 +50,14 @@ class Report:
         trace: What was detected about the trace.
         definition: What a hit is.
         results: One per capacity.
+        span_ms: Milliseconds from the first request to the last, as a check of the time unit; 0
+            if the trace has no clock of its own.
     """
 
     trace: TraceInfo
     definition: Definition
     results: tuple[Result, ...]
+    span_ms: int = 0
 
 
 def sweep(
@@ -77,7 +80,10 @@ def sweep(
     units = plan_units(reader.info, page_size=config.page_size, expand=config.expand)
     drivers = [Driver(run) for run in _runs(reader, config, units)]
     requests = 0
+    first: Request | None = None
+    last: Request | None = None
     for batch in _batches(_limited(reader, config.limit)):
+        first, last = first or batch[0], batch[-1]
         prompts = [Prompt(units.key(r), units.pages(r), r.input_length) for r in batch]
         for driver in drivers:
             driver.feed(prompts)
@@ -91,7 +97,14 @@ def sweep(
         units.page_size,
         config.policy,
     )
-    return Report(reader.info, definition, tuple(driver.result() for driver in drivers))
+    results = tuple(driver.result() for driver in drivers)
+    return Report(reader.info, definition, results, _span_ms(reader.info, first, last))
+
+
+def _span_ms(info: TraceInfo, first: Request | None, last: Request | None) -> int:
+    if first is None or last is None or info.scope == "local":
+        return 0
+    return round(last.timestamp_ms - first.timestamp_ms)
 
 
 def _runs(reader: Reader, config: SweepConfig, units: Units) -> list[RunConfig]:

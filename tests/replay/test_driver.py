@@ -34,7 +34,7 @@ def hits_of(driver, prompts, page_size=1):
     return hits
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(prompts=PROMPTS, capacity=st.integers(1, 9), page_size=st.sampled_from([1, 4]))
 def test_lru_equals_a_block_level_lru(prompts, capacity, page_size):
     driver = make_driver(capacity, page_size)
@@ -42,7 +42,7 @@ def test_lru_equals_a_block_level_lru(prompts, capacity, page_size):
     assert hits_of(driver, prompts, page_size) == lru_hits(prompts, capacity)
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(prompts=PROMPTS, policy=st.sampled_from(POLICIES))
 def test_without_pressure_every_policy_equals_the_set_of_seen_paths(prompts, policy):
     driver = make_driver(200, policy=policy)
@@ -51,7 +51,7 @@ def test_without_pressure_every_policy_equals_the_set_of_seen_paths(prompts, pol
     assert driver.result().evicted_pages == 0
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(prompts=PROMPTS, capacity=st.integers(1, 9), policy=st.sampled_from(POLICIES))
 def test_no_policy_beats_the_seen_paths_or_outgrows_the_pool(prompts, capacity, policy):
     driver = make_driver(capacity, policy=policy)
@@ -62,7 +62,7 @@ def test_no_policy_beats_the_seen_paths_or_outgrows_the_pool(prompts, capacity, 
     assert result.peak_pages <= capacity
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(prompts=PROMPTS)
 def test_lru_is_a_stack_algorithm(prompts):
     by_capacity = [hits_of(make_driver(capacity), prompts) for capacity in (1, 2, 4, 8)]

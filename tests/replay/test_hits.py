@@ -1,7 +1,7 @@
 """Each counter equals its definition computed at one stroke."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.hits import DEFAULT, MEANINGS, UNITS, make_counter
@@ -18,6 +18,7 @@ def rows(draw):
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS)
+@settings(max_examples=50, deadline=None)
 @given(rows=rows())
 def test_a_counter_equals_its_definition(definition, rows):
     counter = make_counter(definition, 4)

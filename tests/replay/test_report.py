@@ -1,6 +1,7 @@
 """Reports say what was measured, and how."""
 
 import json
+from dataclasses import replace
 
 from replay.hits import MEANINGS, UNITS, HitCount
 from replay.report import to_json, to_table
@@ -36,6 +37,12 @@ hit D2: cached leading tokens / all input tokens; the partial tail counts its ow
 
 def test_the_table_is_this_text():
     assert to_table(make_report()) == TABLE
+
+
+def test_a_trace_with_a_clock_shows_its_span():
+    report = replace(make_report(), span_ms=3_536_000)
+
+    assert to_table(report).splitlines()[0].endswith(", 3,536.0 s from first to last request")
 
 
 def test_the_heading_names_the_unit_of_other_hits():

@@ -41,14 +41,26 @@ def test_concatenated_archives_are_read_to_the_end(tmp_path, compression):
     assert lines == [b"[1]", b"[2]"]
 
 
-@pytest.mark.parametrize("compression", ["gzip", "xz"])
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "xz"])
 def test_a_truncated_archive_is_one_clear_error(tmp_path, compression):
     path = tmp_path / "trace"
-    path.write_bytes(PACK[compression](b"[1,2]\n" * 1000)[:-9])
+    path.write_bytes(PACK[compression](b"".join(b"[%d]\n" % i for i in range(50_000)))[:-9])
     source = Source(str(path))
     with pytest.raises(TraceError, match=f"damaged {compression} data"):
         list(source.lines())
     source.close()
+
+
+def test_a_large_archive_comes_out_whole(tmp_path):
+    lines = [b"[%d]" % i for i in range(200_000)]
+    for compression in ("gzip", "zstd", "xz"):
+        path = tmp_path / compression
+        path.write_bytes(PACK[compression](b"\n".join(lines)))
+        source = Source(str(path))
+
+        assert list(source.lines()) == lines
+
+        source.close()
 
 
 def test_a_missing_file_is_named():

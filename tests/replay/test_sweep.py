@@ -12,6 +12,7 @@ from replay.errors import ReplayError
 from replay.hits import MEANINGS
 from replay.sweep import SweepConfig, sweep
 from replay.synthetic import ChatSpec, Range, generate
+from replay.trace import Request
 from tests.replay.replay_builders import (
     lru_hits,
     make_block_reader,
@@ -39,7 +40,7 @@ def counters(report):
 
 
 @pytest.mark.parametrize("definition", MEANINGS)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(prompts=block_traces())
 def test_unbounded_equals_the_set_oracle_by_every_definition(definition, prompts):
     (result,) = run(make_block_reader(prompts), definition=definition).results
@@ -51,7 +52,7 @@ def test_unbounded_equals_the_set_oracle_by_every_definition(definition, prompts
 
 
 @pytest.mark.parametrize("definition", MEANINGS)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(prompts=block_traces(), capacity=st.integers(1, 8))
 def test_lru_equals_the_block_oracle_by_every_definition(definition, prompts, capacity):
     (result,) = run(make_block_reader(prompts), f"{capacity}p", definition=definition).results
@@ -62,7 +63,7 @@ def test_lru_equals_the_block_oracle_by_every_definition(definition, prompts, ca
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(prompts=block_traces())
 def test_an_expanded_replay_equals_the_fast_path(page_size, prompts):
     reader = make_block_reader(prompts)
@@ -131,3 +132,18 @@ def test_a_generated_trace_shows_its_seed_in_its_hits():
 
     assert rate(1) == rate(1)
     assert rate(1) != rate(2)
+
+
+def test_the_span_runs_from_the_first_request_to_the_last():
+    reader = make_block_reader([])
+    reader.items = [Request(4, [i], timestamp_ms=1000.0 + i) for i in range(100)]
+
+    assert run(reader).span_ms == 99
+
+
+def test_sessions_with_clocks_of_their_own_have_no_span():
+    reader = make_block_reader([])
+    reader.info = replace(reader.info, scope="local")
+    reader.items = [Request(4, [i], timestamp_ms=1000.0 + i) for i in range(3)]
+
+    assert run(reader).span_ms == 0
