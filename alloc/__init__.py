@@ -20,7 +20,7 @@ from alloc.page_interleave import (
 from alloc.paged import PagedTokenToKVPoolAllocator
 from alloc.placement import PageInterleavePlacement, PageShardSpec
 from alloc.req_to_token import ReqToTokenPool
-from alloc.spaces import IntArray, Locs, PageIds, Slots, ceil_div
+from alloc.spaces import IntArray, Locs, PageIds, Slots, ceil_div, pages_of_runs
 from alloc.token_slot import TokenToKVPoolAllocator
 
 __all__ = [
@@ -48,4 +48,5 @@ __all__ = [
     "PageIds",
     "Slots",
     "ceil_div",
+    "pages_of_runs",
 ]

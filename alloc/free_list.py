@@ -42,6 +42,12 @@ class PageState(IntEnum):
     CACHED = 5
 
 
+# Enum look-ups cost as much as a small array operation: the hot paths use these.
+_FREE, _STAGED, _PENDING, _HELD, _CACHED = (
+    int(state) for state in PageState if state is not PageState.RESERVED
+)
+
+
 @dataclass(frozen=True, slots=True)
 class FreeListMark:
     """A copy of the free and staged pages at one moment, from ``ClassedFreeList.backup``."""
@@ -119,7 +125,7 @@ class ClassedFreeList:
         self._free_tops[:] = layout.pages_per_class
         self._staged_tops[:] = 0
         self._state[: layout.first_page] = PageState.RESERVED
-        self._state[layout.first_page :] = PageState.FREE
+        self._state[layout.first_page :] = _FREE
         if self._group is not None:
             self._group = []
         self._marks.clear()
@@ -190,7 +196,7 @@ class ClassedFreeList:
         pages = self._free[page_class, top - count : top][::-1].copy()
         self._committing = True
         self._free_tops[page_class] = top - count
-        self._state[pages] = PageState.HELD
+        self._state[pages] = _HELD
         self._committing = False
         return pages
 
@@ -221,7 +227,7 @@ class ClassedFreeList:
         pages[order] = self._flat_free[sources]
         self._committing = True
         self._free_tops -= required
-        self._state[pages] = PageState.HELD
+        self._state[pages] = _HELD
         self._committing = False
         return pages
 
@@ -233,26 +239,26 @@ class ClassedFreeList:
 
     def free(self, pages: PageIds) -> None:
         """Release pages that a request holds. Raises ValueError on any other page."""
-        self._release(pages, PageState.HELD, "free")
+        self._release(pages, _HELD, "free")
 
     def release_cached(self, pages: PageIds) -> None:
         """Release pages that the cache gives back. Raises ValueError on any other page."""
-        if self._release(pages, PageState.CACHED, "release"):
+        if self._release(pages, _CACHED, "release"):
             self._marks.clear()
 
     def adopt(self, pages: PageIds) -> None:
         """Pass pages from a request to the cache. Raises ValueError unless all are held."""
-        ordered = self._checked(pages, PageState.HELD, "cache")
+        ordered = self._checked(pages, _HELD, "cache")
         if not len(ordered):
             return
         self._committing = True
-        self._state[ordered] = PageState.CACHED
+        self._state[ordered] = _CACHED
         self._marks.clear()
         self._committing = False
 
     def check_held(self, pages: PageIds, verb: str = "cache") -> None:
         """Raise the ValueError that ``adopt`` would raise, and change nothing."""
-        self._checked(pages, PageState.HELD, verb)
+        self._checked(pages, _HELD, verb)
 
     def group_begin(self) -> None:
         """Hold releases back from now on. Raises RuntimeError when a group is already open."""
@@ -317,15 +323,15 @@ class ClassedFreeList:
         self._committing = True
         del self._marks[self._marks.index(mark.serial) :]
         for c in range(self.layout.num_classes):
-            self._state[self._free[c, : self._free_tops[c]]] = PageState.HELD
-            self._state[self._staged[c, : self._staged_tops[c]]] = PageState.HELD
+            self._state[self._free[c, : self._free_tops[c]]] = _HELD
+            self._state[self._staged[c, : self._staged_tops[c]]] = _HELD
         for c, (free, staged) in enumerate(zip(mark.free, mark.staged, strict=True)):
             self._free[c, : len(free)] = free
             self._free_tops[c] = len(free)
             self._staged[c, : len(staged)] = staged
             self._staged_tops[c] = len(staged)
-            self._state[free] = PageState.FREE
-            self._state[staged] = PageState.STAGED
+            self._state[free] = _FREE
+            self._state[staged] = _STAGED
         self._committing = False
 
     # Checks
@@ -376,7 +382,7 @@ class ClassedFreeList:
                 "its state is unknown: build a new allocator"
             )
 
-    def _checked(self, pages: PageIds, state: PageState, verb: str) -> PageIds:
+    def _checked(self, pages: PageIds, state: int, verb: str) -> PageIds:
         """Return the pages in ascending order, or raise naming the first that breaks a rule."""
         self._check_usable()
         ordered = np.sort(as_int64(pages, "pages"))
@@ -393,9 +399,9 @@ class ClassedFreeList:
         if wrong.any():
             page = int(ordered[wrong.argmax()])
             actual = PageState(int(self._state[page])).name.lower()
+            needed = PageState(state).name.lower()
             raise ValueError(
-                f"cannot {verb} page {page}: it is {actual}, and only {state.name.lower()} "
-                f"pages can be"
+                f"cannot {verb} page {page}: it is {actual}, and only {needed} pages can be"
             )
         repeated = ordered[1:] == ordered[:-1]
         if repeated.any():
@@ -403,14 +409,14 @@ class ClassedFreeList:
             raise ValueError(f"cannot {verb} page {page} twice in one call; pass distinct pages")
         return ordered
 
-    def _release(self, pages: PageIds, state: PageState, verb: str) -> bool:
+    def _release(self, pages: PageIds, state: int, verb: str) -> bool:
         """Release pages that are in ``state``, and say whether there were any."""
         ordered = self._checked(pages, state, verb)
         if not len(ordered):
             return False
         if self._group is not None:
             self._committing = True
-            self._state[ordered] = PageState.PENDING
+            self._state[ordered] = _PENDING
             self._group.append(ordered)
             self._committing = False
         else:
@@ -422,10 +428,10 @@ class ClassedFreeList:
         self._committing = True
         if self.need_sort:
             self._scatter(ascending, self._flat_staged, self._staged_tops)
-            self._state[ascending] = PageState.STAGED
+            self._state[ascending] = _STAGED
         else:
             self._scatter(ascending[::-1], self._flat_free, self._free_tops)
-            self._state[ascending] = PageState.FREE
+            self._state[ascending] = _FREE
         self._committing = False
 
     def _scatter(self, pages: PageIds, flat: IntArray, tops: IntArray) -> None:
@@ -452,5 +458,5 @@ class ClassedFreeList:
         self._free[page_class, : len(merged)] = merged[::-1]
         self._free_tops[page_class] = len(merged)
         self._staged_tops[page_class] = 0
-        self._state[merged] = PageState.FREE
+        self._state[merged] = _FREE
         self._committing = False

@@ -58,3 +58,18 @@ def as_int64(values: Any, name: str) -> IntArray:
     if array.ndim != 1:
         raise ValueError(f"{name} have shape {array.shape}; pass one dimension")
     return array
+
+
+def pages_of_runs(locs: Locs, page_size: int) -> PageIds:
+    """Return the pages of slots that are whole consecutive pages: int64[len(locs) / page_size].
+
+    Raises:
+        ValueError: the slots are not whole pages, or a page's slots are not consecutive.
+    """
+    if len(locs) % page_size:
+        raise ValueError(f"{len(locs)} slots are not whole pages of {page_size} tokens")
+    runs = locs.reshape(-1, page_size)
+    pages = runs[:, 0] // page_size
+    if not np.array_equal(runs, pages[:, None] * page_size + np.arange(page_size)):
+        raise ValueError(f"the slots are not whole consecutive pages of {page_size} tokens")
+    return pages

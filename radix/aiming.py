@@ -9,41 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alloc import PageLayout
+from alloc import IntArray, PageLayout
 from radix.node import TreeNode
 
 WINDOW = 32
 """Leaves of the policy's order that an aimed eviction chooses from."""
 
 
-def aim(
-    layout: PageLayout, leaves: Iterable[TreeNode], deficits: list[int]
-) -> tuple[TreeNode, int]:
+def aim(layout: PageLayout, leaves: Iterable[TreeNode], deficits: IntArray) -> tuple[TreeNode, int]:
     """Choose a leaf and how many of its tail pages to drop.
 
     Args:
         layout: says each page's class.
         leaves: candidates in policy order, at least one.
-        deficits: wanted pages of each class, some above 0.
+        deficits: int64[num_classes] wanted pages, some above 0.
 
     Returns:
         The leaf and the pages to drop, at least 1. At most ``num_classes - 1`` pages that nobody
         wants go before each wanted one. When no leaf has a wanted page that near its end, the
         first leaf, one round of classes at most.
     """
+    wanted: list[int] = deficits.tolist()
     first = best = None
     best_lead = layout.num_classes
     for leaf in leaves:
         first = first or leaf
-        lead = _lead(layout, leaf, deficits, best_lead)
+        lead = _lead(layout, leaf, wanted, best_lead)
         if lead < best_lead:
             best, best_lead = leaf, lead
             if lead == 0:
                 break
     if best is not None:
-        return best, _useful_tail(layout, best, deficits)
+        return best, _useful_tail(layout, best, wanted)
     assert first is not None, "the caller has a candidate"
     return first, min(first.num_pages, layout.num_classes)
+
+
+def attainable(wanted: IntArray, evictable: IntArray) -> bool:
+    """Give up, in ``wanted``, the classes of which nothing is evictable; say whether one is left.
+
+    Args:
+        wanted: int64[num_classes] pages still missing.
+        evictable: int64[num_classes] pages in unlocked nodes.
+    """
+    wanted[evictable == 0] = 0
+    return bool((wanted > 0).any())
 
 
 def _class_from_end(layout: PageLayout, node: TreeNode, distance: int) -> int:

@@ -108,12 +108,9 @@ def _node_violations(core: UnifiedTreeCore, node: TreeNode) -> list[str]:
     parent = node.parent
     assert parent is not None, "nodes() leaves the root out"
     page = core.page_size * unit_bytes_of(node.namespace)
-    key: object = node.key[:page]
-    if parent is core.root():
-        key = (node.namespace, key)
-    elif parent.namespace != node.namespace:
+    if parent is not core.root() and parent.namespace != node.namespace:
         found.append(f"{node!r} is in another namespace than its parent")
-    if parent.children.get(key) is not node:
+    if parent.children.get(parent.child_key(node, page)) is not node:
         found.append(f"{node!r} is not filed under its first page at its parent")
     if node.num_pages < 1:
         found.append(f"{node!r} is empty")

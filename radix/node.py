@@ -98,6 +98,32 @@ class TreeNode:
         stop = self.num_pages * PAGE_BYTES
         return self.pages if len(self.pages) == stop else self.pages[:stop]
 
+    def child_key(self, child: TreeNode, page_bytes: int) -> Any:
+        """Return what a child is filed under: its first page, and at the root its namespace."""
+        first_page = child.key[:page_bytes]
+        return (child.namespace, first_page) if self.parent is None else first_page
+
+    def add_child(self, child: TreeNode, page_bytes: int) -> None:
+        """File a child under its first page; the first one gives the node a map of its own."""
+        if not isinstance(self.children, dict):
+            self.children = {}
+        self.children[self.child_key(child, page_bytes)] = child
+
+    def remove_child(self, child: TreeNode, page_bytes: int) -> None:
+        """Take a child out; the last one takes the map with it."""
+        assert isinstance(self.children, dict), "a parent has a map of its own"
+        del self.children[self.child_key(child, page_bytes)]
+        if not self.children:
+            self.children = NO_CHILDREN
+
+    def copy_marks(self, other: TreeNode) -> None:
+        """Take over what a split gives to both halves: stamps, hits, priority and base."""
+        self.last_access = other.last_access
+        self.hits = other.hits
+        self.created = other.created
+        self.priority = other.priority
+        self.rotation_base = other.rotation_base
+
     def compact(self, key_bytes: int) -> None:
         """Cut off dead bytes, of which only a trimmed leaf has any; ``key_bytes`` are live."""
         if len(self.key) != key_bytes:

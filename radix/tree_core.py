@@ -22,7 +22,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from alloc import PageIds, PageLayout
-from radix.aiming import WINDOW, aim
+from radix.aiming import WINDOW, aim, attainable
 from radix.components import TreeComponent
 from radix.eviction import Frontier, policy_named
 from radix.key import PLAIN, RadixKey, unit_bytes_of
@@ -222,7 +222,7 @@ class UnifiedTreeCore:
 
     def _attach(self, parent: TreeNode, plan: InsertPlan) -> TreeNode:
         page = self.page_size * plan.key.unit_bytes
-        parent.compact(self._live_bytes(parent))
+        parent.compact(parent.num_pages * self._page_bytes(parent))
         matched, stop = plan.walk.num_pages, plan.num_pages
         namespace = plan.key.namespace if parent is self._root else parent.namespace
         leaf = TreeNode(
@@ -237,7 +237,7 @@ class UnifiedTreeCore:
         leaf.priority = plan.priority
         leaf.rotation_base = plan.rotation_base
         self._nodes[leaf.id] = leaf
-        self._set_child(parent, leaf)
+        parent.add_child(leaf, page)
         self.component.adopt(leaf)
         self._frontier.add(leaf)
         return leaf
@@ -339,26 +339,16 @@ class UnifiedTreeCore:
         Cost: O(window) for each leaf that is trimmed.
         """
         self._check_usable()
-        wanted = list(deficits)
+        wanted = np.array(deficits, dtype=np.int64)
         dropped: list[bytes] = []
         self._committing = True
-        while self._attainable(wanted):
+        while attainable(wanted, self.component.evictable_by_class()):
             leaves = (self._nodes[node_id] for node_id in self._frontier.window(window))
             node, num_pages = aim(layout, leaves, wanted)
             dropped.append(self._trim(node, num_pages))
-            classes = layout.class_of(np.frombuffer(dropped[-1], dtype=np.int64))
-            for page_class in classes.tolist():
-                wanted[page_class] -= 1
+            wanted -= layout.count_classes(np.frombuffer(dropped[-1], dtype=np.int64))
         self._committing = False
         return np.frombuffer(b"".join(dropped), dtype=np.int64)
-
-    def _attainable(self, wanted: list[int]) -> bool:
-        """Give up the classes that nothing evictable is left of; say whether one remains."""
-        evictable = self.component.evictable_by_class().tolist()
-        for page_class, missing in enumerate(wanted):
-            if missing > 0 and not evictable[page_class]:
-                wanted[page_class] = 0
-        return any(missing > 0 for missing in wanted)
 
     def _trim(self, node: TreeNode, num_pages: int) -> bytes:
         """Drop the tail of a candidate, or all of it."""
@@ -371,7 +361,7 @@ class UnifiedTreeCore:
         if gone:
             self._remove(node)
             return dropped
-        live = self._live_bytes(node)
+        live = node.num_pages * self._page_bytes(node)
         if 2 * live <= len(node.key):
             node.key = node.key[:live]
         return dropped
@@ -379,15 +369,11 @@ class UnifiedTreeCore:
     def _remove(self, node: TreeNode) -> None:
         parent = node.parent
         assert parent is not None, "the root is never a candidate"
-        children = parent.children
-        assert isinstance(children, dict), "a parent has a map of its own"
-        del children[self._child_key(parent, node)]
+        parent.remove_child(node, self._page_bytes(node))
         del self._nodes[node.id]
         node.parent = None
-        if not children:
-            parent.children = NO_CHILDREN
-            if parent is not self._root and not parent.pins:
-                self._frontier.add(parent)
+        if not parent.children and not parent.pins and parent is not self._root:
+            self._frontier.add(parent)
 
     # Reset
 
@@ -445,18 +431,8 @@ class UnifiedTreeCore:
         self._next_node += 1
         return node_id
 
-    def _live_bytes(self, node: TreeNode) -> int:
-        return node.num_pages * self.page_size * unit_bytes_of(node.namespace)
-
-    def _child_key(self, parent: TreeNode, child: TreeNode) -> object:
-        first_page = child.key[: self.page_size * unit_bytes_of(child.namespace)]
-        return (child.namespace, first_page) if parent is self._root else first_page
-
-    def _set_child(self, parent: TreeNode, child: TreeNode) -> None:
-        children = parent.children
-        if not isinstance(children, dict):
-            children = parent.children = {}
-        children[self._child_key(parent, child)] = child
+    def _page_bytes(self, node: TreeNode) -> int:
+        return self.page_size * unit_bytes_of(node.namespace)
 
     def _settle(self, walk: Walk) -> TreeNode:
         """Split the partial node of a walk, if any; return the node where the match ends."""
@@ -471,8 +447,8 @@ class UnifiedTreeCore:
         """
         parent = lower.parent
         assert parent is not None, "the root has no run to split"
-        cut = num_pages * self.page_size * unit_bytes_of(lower.namespace)
-        live = self._live_bytes(lower)
+        page = self._page_bytes(lower)
+        cut, live = num_pages * page, lower.num_pages * page
         upper = TreeNode(
             self._new_id(),
             parent,
@@ -485,15 +461,11 @@ class UnifiedTreeCore:
         lower.key = lower.key[cut:live]
         lower.num_pages -= num_pages
         upper.pins = 1 if lower.pins else 0
-        upper.last_access = lower.last_access
-        upper.hits = lower.hits
-        upper.created = lower.created
-        upper.priority = lower.priority
-        upper.rotation_base = lower.rotation_base
+        upper.copy_marks(lower)
         self._nodes[upper.id] = upper
-        self._set_child(parent, upper)
+        parent.add_child(upper, page)
         lower.parent = upper
-        self._set_child(upper, lower)
+        upper.add_child(lower, page)
         return upper
 
     def _leave_frontier(self, node: TreeNode) -> bool:

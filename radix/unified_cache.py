@@ -18,7 +18,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from alloc import PageIds, ReqToTokenPool, Slots, ceil_div, page_interleave_shard_size
+from alloc import (
+    PageIds,
+    ReqToTokenPool,
+    Slots,
+    ceil_div,
+    page_interleave_shard_size,
+    pages_of_runs,
+)
 from radix import invariants
 from radix.components import make_component
 from radix.key import Namespace, RadixKey
@@ -190,13 +197,7 @@ class UnifiedRadixCache:
                 f"the value has {len(locs)} slots for a key of {len(params.key)}; "
                 f"pass a value as long as the key"
             )
-        runs = locs[: num_pages * self.page_size].reshape(-1, self.page_size)
-        pages = runs[:, 0] // self.page_size
-        if not np.array_equal(runs, pages[:, None] * self.page_size + np.arange(self.page_size)):
-            raise ValueError(
-                f"the value's slots are not whole consecutive pages of {self.page_size} tokens"
-            )
-        return pages
+        return pages_of_runs(locs[: num_pages * self.page_size], self.page_size)
 
     # Locks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
@@ -11,12 +12,64 @@ from radix.components.base import ComponentType, TreeComponent
 from radix.node import PAGE_BYTES, TreeNode
 
 
+class Tally(Protocol):
+    """Evictable pages of each class."""
+
+    def move(self, node: TreeNode, first: int, sign: int) -> None:
+        """Count the pages of a node from its page ``first`` on, in (1) or out (-1)."""
+
+    def by_class(self, evictable: int) -> IntArray:
+        """Return the counts, of which the sum is ``evictable``: int64[num_classes], a copy."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+
+class SingleTally:
+    """The tally of a pool with one class: the sum says it all."""
+
+    def move(self, node: TreeNode, first: int, sign: int) -> None:
+        """Do nothing."""
+
+    def by_class(self, evictable: int) -> IntArray:
+        """Return the sum alone: int64[1]."""
+        return np.array([evictable], dtype=np.int64)
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+
+class ClassTally:
+    """Counts per class: a closed form for a based node, a count of its pages without a base."""
+
+    def __init__(self, layout: PageLayout) -> None:
+        self._layout = layout
+        self._counts = np.zeros(layout.num_classes, dtype=np.int64)
+
+    def move(self, node: TreeNode, first: int, sign: int) -> None:
+        """Add or subtract a run's counts."""
+        if node.rotation_base is None:
+            counts = self._layout.count_classes(node.page_ids()[first:])
+        else:
+            counts = self._layout.cyclic_counts(
+                node.rotation_base, node.start + first, node.num_pages - first
+            )
+        self._counts += sign * counts
+
+    def by_class(self, evictable: int) -> IntArray:
+        """Return a copy of the counts."""
+        return self._counts.copy()
+
+    def reset(self) -> None:
+        """Set every count to 0."""
+        self._counts[:] = 0
+
+
 class FullComponent(TreeComponent):
     """Page ids of full-attention layers, in ``TreeNode.pages``.
 
     Args:
-        layout: says each page's class, for the counts per class. A based node's counts are a
-            closed form; a node without a base is counted page by page.
+        layout: says each page's class, for the counts per class.
     """
 
     kind = ComponentType.FULL
@@ -25,12 +78,12 @@ class FullComponent(TreeComponent):
         self._layout = layout
         self._evictable = 0
         self._protected = 0
-        self._by_class = np.zeros(layout.num_classes, dtype=np.int64)
+        self._tally: Tally = SingleTally() if layout.num_classes == 1 else ClassTally(layout)
 
     def adopt(self, node: TreeNode) -> None:
         """Count the node's pages as evictable."""
         self._evictable += node.num_pages
-        self._by_class += self._class_counts(node, 0)
+        self._tally.move(node, 0, 1)
 
     def split(self, upper: TreeNode, lower: TreeNode, num_pages: int) -> None:
         """Cut the page ids in two copies; neither keeps the other's bytes alive."""
@@ -43,20 +96,20 @@ class FullComponent(TreeComponent):
         """Move the node's pages from evictable to protected."""
         self._evictable -= node.num_pages
         self._protected += node.num_pages
-        self._by_class -= self._class_counts(node, 0)
+        self._tally.move(node, 0, -1)
 
     def unlock(self, node: TreeNode) -> None:
         """Move the node's pages from protected to evictable."""
         self._evictable += node.num_pages
         self._protected -= node.num_pages
-        self._by_class += self._class_counts(node, 0)
+        self._tally.move(node, 0, 1)
 
     def trim(self, node: TreeNode, num_pages: int) -> bytes:
         """Drop tail pages; recut the payload once at most half of it is live."""
         keep = node.num_pages - num_pages
         dropped = node.pages[keep * PAGE_BYTES : node.num_pages * PAGE_BYTES]
         self._evictable -= num_pages
-        self._by_class -= self._class_counts(node, keep)
+        self._tally.move(node, keep, -1)
         if 2 * keep * PAGE_BYTES <= len(node.pages):
             node.pages = node.pages[: keep * PAGE_BYTES]
         return dropped
@@ -71,13 +124,13 @@ class FullComponent(TreeComponent):
 
     def evictable_by_class(self) -> IntArray:
         """Return the evictable pages of each class: int64[num_classes], a copy."""
-        return self._by_class.copy()
+        return self._tally.by_class(self._evictable)
 
     def reset(self) -> None:
         """Forget every node."""
         self._evictable = 0
         self._protected = 0
-        self._by_class[:] = 0
+        self._tally.reset()
 
     def violations(self, nodes: Iterable[TreeNode]) -> list[str]:
         """Recount everything from the nodes."""
@@ -89,7 +142,15 @@ class FullComponent(TreeComponent):
             pages = node.page_ids()
             owned.append(pages)
             counted = self._layout.count_classes(pages)
-            if (counted != self._class_counts(node, 0)).any():
+            base = node.rotation_base
+            if (
+                base is not None
+                and self._layout.num_classes > 1
+                and not np.array_equal(
+                    self._layout.class_of(pages),
+                    self._layout.cyclic_classes(base, node.start, len(pages)),
+                )
+            ):
                 found.append(f"{node!r}: its pages are not cyclic from base {node.rotation_base}")
             if node.pins:
                 protected += node.num_pages
@@ -102,9 +163,10 @@ class FullComponent(TreeComponent):
         ):
             if counter != truth:
                 found.append(f"{name} counter is {counter} pages, the nodes hold {truth}")
-        if not np.array_equal(by_class, self._by_class):
+        counted = self.evictable_by_class()
+        if not np.array_equal(by_class, counted):
             found.append(
-                f"evictable pages by class are {self._by_class.tolist()}, the nodes hold "
+                f"evictable pages by class are {counted.tolist()}, the nodes hold "
                 f"{by_class.tolist()}"
             )
         all_pages = np.sort(np.concatenate(owned))
@@ -112,12 +174,3 @@ class FullComponent(TreeComponent):
         if len(repeated):
             found.append(f"page {int(repeated[0])} is owned twice")
         return found
-
-    def _class_counts(self, node: TreeNode, first: int) -> IntArray | int:
-        """Return pages per class of the run from its page ``first`` on."""
-        layout, count = self._layout, node.num_pages - first
-        if layout.num_classes == 1:
-            return count
-        if node.rotation_base is None:
-            return layout.count_classes(node.page_ids()[first:])
-        return layout.cyclic_counts(node.rotation_base, node.start + first, count)
