@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alloc import PageState, ceil_div
-from radix.key import unit_bytes_of
+from radix.key import TOKEN_BYTES, unit_bytes_of
 from radix.node import TREE_SHIFT, TreeNode
 from radix.params import Req
 from radix.tree_core import UnifiedTreeCore
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from radix.unified_cache import UnifiedRadixCache
 
 _COUNTER_MASK = (1 << TREE_SHIFT) - 1
+_MAX_INDENT = 32
 
 
 def tree_violations(core: UnifiedTreeCore) -> list[str]:
@@ -83,17 +84,22 @@ def tree_digest(core: UnifiedTreeCore) -> str:
 
 
 def tree_text(core: UnifiedTreeCore) -> str:
-    """Return one line a node: id, page range, locks, last use, hits, base, first tokens."""
+    """Return one line a node: id, page range, locks, last use, hits, base, first tokens.
+
+    Indented by depth up to a limit, so that the text of a deep chain stays linear in its nodes.
+    """
     lines = [f"root: {core.num_nodes()} nodes"]
     depth: dict[int, int] = {core.root_node_handle(): 0}
     for node in core.nodes():
         parent = node.parent
         assert parent is not None, "nodes() leaves the root out"
         depth[node.id] = depth[parent.id] + 1
-        tokens = np.frombuffer(node.key, dtype=np.int64)[:4].tolist()
+        live = node.key[: min(_live_bytes(core, node), 4 * TOKEN_BYTES)]
+        tokens = np.frombuffer(live, dtype=np.int64).tolist()
         base = "" if node.rotation_base is None else f" base={node.rotation_base}"
+        indent = "  " * min(depth[node.id], _MAX_INDENT)
         lines.append(
-            f"{'  ' * depth[node.id]}#{node.id & _COUNTER_MASK} pages [{node.start}, {node.end}) "
+            f"{indent}#{node.id & _COUNTER_MASK} pages [{node.start}, {node.end}) "
             f"pins={node.pins} used={node.last_access} hits={node.hits}{base} {tokens}..."
         )
     return "\n".join(lines)
@@ -135,8 +141,9 @@ def _pin_violations(core: UnifiedTreeCore, nodes: list[TreeNode]) -> list[str]:
                 f"{node!r} has {node.pins} pins, but {receipts[node.id]} receipts and {children} "
                 f"pinned children"
             )
-    gone = [str(r) for r in core.receipts() if r.node_id not in {n.id for n in nodes}]
-    if any(r.node_id != core.root_node_handle() for r in core.receipts() if str(r) in gone):
+    known = {core.root_node_handle(), *(node.id for node in nodes)}
+    gone = [str(receipt) for receipt in core.receipts() if receipt.node_id not in known]
+    if gone:
         found.append(f"receipts hold nodes that are gone: {', '.join(gone)}")
     return found
 

@@ -271,25 +271,29 @@ class UnifiedTreeCore:
                 tree's; nothing changed.
         """
         self._check_usable()
-        entry = self._receipts.get(receipt.serial)
-        if entry is None or entry[0] is not receipt:
-            raise ValueError(
-                f"{receipt!r} can't be released: it was used already, is from before a reset, "
-                f"or belongs to another tree"
-            )
+        first = self.check_receipt(receipt)
         self._committing = True
         del self._receipts[receipt.serial]
-        node: TreeNode | None = entry[1]
-        first = node
+        node: TreeNode | None = first
         while node is not None:
             node.pins -= 1
             if node.pins:
                 break
             self.component.unlock(node)
             node = node.parent
-        if first is not None and not first.pins and first.parent and not first.children:
+        if not first.pins and first.parent and not first.children:
             self._frontier.add(first)
         self._committing = False
+
+    def check_receipt(self, receipt: LockReceipt) -> TreeNode:
+        """Return the node that a receipt locks; raises the ValueError of ``dec_lock_ref``."""
+        held, node = self._receipts.get(receipt.serial, (None, self._root))
+        if held is not receipt:
+            raise ValueError(
+                f"{receipt!r} can't be released: it was used already, is from before a reset, "
+                f"or belongs to another tree"
+            )
+        return node
 
     def _lock(self, node: TreeNode) -> LockReceipt:
         """Pin a node; a node that was not pinned pins its parent in turn."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from alloc import (
     page_interleave_shard_size,
     pages_of_runs,
 )
+from alloc.spaces import as_int64
 from radix import invariants
 from radix.components import make_component
 from radix.key import Namespace, RadixKey
@@ -190,7 +191,7 @@ class UnifiedRadixCache:
             raise ValueError("pass exactly one of value (slots) and pages (page ids)")
         num_pages = len(params.key) // self.page_size
         if params.pages is not None:
-            return np.asarray(params.pages, dtype=np.int64)[:num_pages]
+            return as_int64(params.pages, "pages")[:num_pages]
         locs = self.allocator.io.to_host(params.value)
         if len(locs) < len(params.key):
             raise ValueError(
@@ -265,6 +266,7 @@ class UnifiedRadixCache:
         """
         if req.kv.req_pool_idx is not None:
             raise ValueError("the request has a row; retract it before matching it again")
+        self._check_lock(req)
         tokens = req.get_fill_ids()
         limit = len(tokens) - 1 if max_prefix_len is None else max_prefix_len
         match = self.match_and_lock(
@@ -295,6 +297,7 @@ class UnifiedRadixCache:
 
         Cost: O(tokens of the request) to read its ids.
         """
+        self._check_lock(req)
         tokens = req.get_fill_ids()
         row_pages = self._row_pages(req, len(tokens))
         if self.disable:
@@ -313,13 +316,12 @@ class UnifiedRadixCache:
         if not result.rotation_tail_declined:
             changed = np.flatnonzero(row_pages[:num_pages] != result.pages)
             if len(changed):
-                first, stop = int(changed[0]), int(changed[-1]) + 1
-                self.pool().write(
-                    self._row_of(req),
-                    first * self.page_size,
-                    pages=result.pages[first:stop],
-                )
+                first = int(changed[0])
                 row_pages = np.concatenate([result.pages, row_pages[num_pages:]])
+                # To the end of the row: a mirror that ended before it would hide the tail's page.
+                self.pool().write(
+                    self._row_of(req), first * self.page_size, pages=row_pages[first:]
+                )
             receipt = self.inc_lock_ref(result.last_device_node)
             self._unlock(req)
             if num_pages:
@@ -343,6 +345,7 @@ class UnifiedRadixCache:
             kv_len_to_handle: tokens whose KV is valid; default prompt and output.
             is_insert: False frees everything past the protected prefix instead of caching it.
         """
+        self._check_lock(req)
         if req.kv.req_pool_idx is None:
             self._unlock(req)
             self._give_back_lease(req)
@@ -404,7 +407,9 @@ class UnifiedRadixCache:
             self.allocator.free_pages(row_pages[protected:])
             pool.free(row)
             req.kv.req_pool_idx = None
-        self._unlock(req)
+        # A lock from before a reset holds nothing any more.
+        with suppress(ValueError):
+            self._unlock(req)
         self._give_back_lease(req)
         req.kv.cache_protected_len = 0
         if hasattr(req.kv, "allocated_len"):
@@ -412,6 +417,11 @@ class UnifiedRadixCache:
         req.kv_rotation_base = None
         req.last_node = None
         req.prefix_indices = self._expand(np.empty(0, dtype=np.int64))
+
+    def _check_lock(self, req: Req) -> None:
+        """Raise before anything changes when the request's lock is stale; ``abort`` is the way."""
+        if req.lock_receipt is not None:
+            self.tree_core.check_receipt(req.lock_receipt)
 
     def _unlock(self, req: Req) -> None:
         receipt, req.lock_receipt = req.lock_receipt, None
