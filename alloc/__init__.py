@@ -14,6 +14,7 @@ from alloc.extend import ExtendBatch
 from alloc.free_list import ClassedFreeList, FreeListMark, PageState
 from alloc.layout import PageLayout
 from alloc.page_interleave import (
+    ClassFills,
     PageInterleavePoolAllocator,
     page_interleave_shard_size,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "PagedTokenToKVPoolAllocator",
     "PageInterleavePoolAllocator",
     "page_interleave_shard_size",
+    "ClassFills",
     "ExtendBatch",
     "ExtendPages",
     # where pages lie

@@ -18,6 +18,28 @@ from alloc.placement import PageShardSpec
 from alloc.spaces import IntArray, PageIds, Slots
 
 
+class ClassFills:
+    """Free pages of each class while a batch is planned, nothing drawn yet.
+
+    Only differences between classes matter, so whole rounds of a cyclic run need no update.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, counts: IntArray) -> None:
+        self._counts: list[int] = counts.tolist()
+
+    def least_full(self) -> int:
+        """Return the class with most free pages, ties to the lowest."""
+        return self._counts.index(max(self._counts))
+
+    def draw(self, first_class: int, num_pages: int) -> None:
+        """Plan a cyclic run. Cost: O(num_classes)."""
+        classes = len(self._counts)
+        for step in range(num_pages % classes):
+            self._counts[(first_class + step) % classes] -= 1
+
+
 class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
     """Hands out logical pages of N ranks; rank r owns the pages ``l % N == r``.
 
@@ -289,22 +311,20 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         self, batch: ExtendBatch, bases: list[int | None], continues: list[bool]
     ) -> list[int]:
         """Give each None the base that starts its new pages in the class with most pages left."""
-        counts = self.free_list.counts()
+        fills = ClassFills(self.free_list.counts())
         resolved: list[int] = []
         runs = zip(batch.prefix_pages.tolist(), batch.new_pages.tolist(), strict=True)
         for i, (prefix, new) in enumerate(runs):
-            given = bases[i]
-            if given is not None:
-                base = int(given)
-            else:
+            base = bases[i]
+            if base is None:
                 if prefix and continues[i]:
                     raise ValueError(
                         f"request {i} continues a prefix of {prefix} pages without a rotation "
                         f"base; pass the base of its chain"
                     )
-                base = (int(counts.argmax()) - prefix) % self.shard_size
+                base = (fills.least_full() - prefix) % self.shard_size
             resolved.append(base)
-            counts -= self.layout.cyclic_counts(base, prefix, new)
+            fills.draw(self.layout.class_at(base, prefix), new)
         return resolved
 
     def _classes(self, batch: ExtendBatch, bases: list[int]) -> IntArray:

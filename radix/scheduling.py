@@ -13,7 +13,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from alloc import ExtendBatch, IntArray, PageIds, Slots, ceil_div, page_interleave_shard_size
+from alloc import (
+    ClassFills,
+    ExtendBatch,
+    IntArray,
+    PageIds,
+    Slots,
+    ceil_div,
+    page_interleave_shard_size,
+)
 from radix.params import EvictParams, EvictResult, Req
 from radix.unified_cache import UnifiedRadixCache
 
@@ -213,16 +221,16 @@ class _Placer:
         if not self.cache.is_sharded:
             return [_Placement(None, req.kv_rotation_base) for req in self.reqs]
         layout = self.cache.allocator.layout
-        fills = self.cache.allocator.free_list.counts()
+        fills = ClassFills(self.cache.allocator.free_list.counts())
         planned: dict[Any, int] = {}
         placements: list[_Placement] = []
         runs = zip(self.batch.prefix_pages.tolist(), self.batch.new_pages.tolist(), strict=True)
         for req, (prefix, new) in zip(self.reqs, runs, strict=True):
-            fresh = (int(fills.argmax()) - prefix) % layout.num_classes
+            fresh = (fills.least_full() - prefix) % layout.num_classes
             placement = self._place_one(req, fresh, planned)
             placements.append(placement)
             assert placement.drawn is not None, "sharded pages are drawn with a base"
-            fills -= layout.cyclic_counts(placement.drawn, prefix, new)
+            fills.draw(layout.class_at(placement.drawn, prefix), new)
         return placements
 
     def _place_one(self, req: Req, fresh: int, planned: dict[Any, int]) -> _Placement:
