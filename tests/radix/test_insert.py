@@ -21,10 +21,10 @@ def test_an_insert_adopts_the_whole_pages_of_its_key(page_size, length):
     pages = world.draw(-(-length // page_size))
     result = insert_slots(world, range(length), np.array(world.slots(pages)))
     whole = length // page_size
-    assert 0 == result.prefix_len
+    assert result.prefix_len == 0
     assert pages[:whole].tolist() == result.pages.tolist() == world.cached_pages()
     assert pages[whole:].tolist() == world.held_pages()
-    assert [] == result.duplicate_pages.tolist()
+    assert result.duplicate_pages.tolist() == []
     assert (whole * page_size, 0) == world.sizes()
 
 
@@ -34,7 +34,7 @@ def test_a_longer_insert_adds_only_its_tail():
     first = world.insert(range(8)).pages.tolist()
     pages = world.draw(4)
     result = world.insert(range(16), pages)
-    assert 8 == result.prefix_len
+    assert result.prefix_len == 8
     assert pages[:2].tolist() == result.duplicate_pages.tolist()
     assert [*first, *pages[2:].tolist()] == result.pages.tolist()
     assert world.allocator.free_list.all_in(pages[:2], PageState.FREE)
@@ -49,7 +49,7 @@ def test_an_insert_of_what_is_there_adopts_nothing():
     result = world.insert(range(8), pages)
     assert (8, node) == (result.prefix_len, result.last_device_node)
     assert pages.tolist() == result.duplicate_pages.tolist()
-    assert 1 == world.core.num_nodes()
+    assert world.core.num_nodes() == 1
     world.check()
 
 
@@ -59,7 +59,7 @@ def test_pages_that_the_tree_holds_are_never_duplicates():
     first = world.insert(range(8)).pages
     tail = world.draw(1)
     result = world.insert(range(12), np.concatenate([first, tail]))
-    assert [] == result.duplicate_pages.tolist()
+    assert result.duplicate_pages.tolist() == []
     assert [*first.tolist(), *tail.tolist()] == world.cached_pages()
     world.check()
 
@@ -71,8 +71,8 @@ def test_an_insert_that_diverges_inside_an_edge_splits_it():
     b = world.insert([0, 1, 2, 3, 8, 9]).pages.tolist()
     assert a[:2] == b[:2]
     assert a[2] != b[2]
-    assert 3 == world.core.num_nodes()
-    assert [6, 6] == [world.peek_len([0, 1, 2, 3, 4, 5]), world.peek_len([0, 1, 2, 3, 8, 9])]
+    assert world.core.num_nodes() == 3
+    assert [world.peek_len([0, 1, 2, 3, 4, 5]), world.peek_len([0, 1, 2, 3, 8, 9])] == [6, 6]
     world.check()
 
 
@@ -81,7 +81,7 @@ def test_an_insert_that_ends_inside_an_edge_splits_it_there():
     world = make_world(2)
     world.insert(range(8))
     node = world.core.node_by_id(world.insert(range(4)).last_device_node)
-    assert (0, 2) == (node.start, node.end)
+    assert (node.start, node.end) == (0, 2)
     world.check()
 
 
@@ -90,11 +90,11 @@ def test_a_key_without_a_whole_page_changes_no_node(tokens):
     """Nothing was there, nothing is kept."""
     world = make_world(4)
     result = world.insert(tokens)
-    assert (0, False, 0) == (
+    assert (
         result.prefix_len,
         result.rotation_tail_declined,
         world.core.num_nodes(),
-    )
+    ) == (0, False, 0)
     assert world.core.root_node_handle() == result.last_device_node
     world.check()
 
@@ -134,7 +134,7 @@ def test_a_value_shorter_than_its_key_is_refused():
     with pytest.raises(ValueError, match="1 pages for the 2 whole pages"):
         world.insert(range(8), slots[:1] // 4)
     world.insert(range(8), slots[::4] // 4)
-    assert 2 == len(world.cached_pages())
+    assert len(world.cached_pages()) == 2
 
 
 @pytest.mark.parametrize("slots", [[4, 5, 6, 8], [5, 6, 7, 8], [4, 6, 5, 7], [7, 6, 5, 4]])
@@ -190,7 +190,7 @@ def test_namespaces_never_match_across():
     assert 5 == len(set(pages)) == world.core.num_nodes()
     for (e, s), page in zip(spaces, pages, strict=True):
         assert [page] == world.match([1, 2], e, s).pages.tolist()
-    assert 0 == world.peek_len([1, 2], "b")
+    assert world.peek_len([1, 2], "b") == 0
     world.check()
 
 
@@ -207,7 +207,7 @@ def test_bigrams_differ_where_their_second_token_does():
     """The unit at a position holds the next token too."""
     world = make_world(1, is_bigram=True)
     world.insert([1, 2, 3, 4])
-    assert 1 == world.peek_len([1, 2, 9, 4])
+    assert world.peek_len([1, 2, 9, 4]) == 1
 
 
 def test_insert_raises_priority_along_its_path_and_never_lowers_it():
@@ -216,7 +216,7 @@ def test_insert_raises_priority_along_its_path_and_never_lowers_it():
     world.insert([1, 2, 3, 4], priority=3)
     world.insert([1, 2, 9], priority=5)
     world.insert([1, 2], priority=1)
-    assert [5, 3, 5] == [world.node(t).priority for t in ([1, 2], [1, 2, 3, 4], [1, 2, 9])]
+    assert [world.node(t).priority for t in ([1, 2], [1, 2, 3, 4], [1, 2, 9])] == [5, 3, 5]
 
 
 def test_inserts_count_no_hits():
@@ -224,4 +224,4 @@ def test_inserts_count_no_hits():
     world = make_world(1)
     world.insert([1, 2])
     world.insert([1, 2, 3])
-    assert [0, 0] == [world.node([1, 2]).hits, world.node([1, 2, 3]).hits]
+    assert [world.node([1, 2]).hits, world.node([1, 2, 3]).hits] == [0, 0]

@@ -76,14 +76,14 @@ def test_later_changes_of_the_callers_buffer_do_not_reach_the_key(tokens):
     """The key owns its bytes."""
     key = RadixKey(tokens)
     tokens[0] = 999
-    assert [1, 2, 3] == key.tokens().tolist()
+    assert key.tokens().tolist() == [1, 2, 3]
 
 
 def test_a_bigram_key_of_n_plus_1_tokens_has_n_units():
     """Units are pairs of neighbours."""
-    assert [0, 0, 1, 2, 3] == [len(RadixKey(range(n), is_bigram=True)) for n in range(5)]
+    assert [len(RadixKey(range(n), is_bigram=True)) for n in range(5)] == [0, 0, 1, 2, 3]
     pairs = RadixKey([5, 6, 7], is_bigram=True).tokens().tolist()
-    assert [[5, 6], [6, 7]] == pairs
+    assert pairs == [[5, 6], [6, 7]]
 
 
 def test_slices_count_units_and_keep_the_namespace():
@@ -92,7 +92,7 @@ def test_slices_count_units_and_keep_the_namespace():
     assert RadixKey([2, 3, 4], "lora", "salt") == key[2:5]
     bigram = RadixKey(range(10), is_bigram=True)
     assert RadixKey(range(2, 6), is_bigram=True) == bigram[2:5]
-    assert 0 == len(key[7:3])
+    assert len(key[7:3]) == 0
 
 
 def test_a_slice_with_a_step_is_refused():
@@ -112,17 +112,17 @@ def test_namespaces_and_kinds_of_units_are_part_of_equality():
         RadixKey([1, 2, 3], is_bigram=True),
         RadixKey([1, 2, 2, 3]),
     }
-    assert 7 == len(keys)
+    assert len(keys) == 7
 
 
 def test_repr_is_short_and_names_the_namespace():
     """An error message can hold a key of a million tokens."""
-    assert "RadixKey(1000 units)" == repr(RadixKey(range(1000)))
-    assert "RadixKey(2 units, namespace=('a', None, False))" == repr(RadixKey([1, 2], "a"))
+    assert repr(RadixKey(range(1000))) == "RadixKey(1000 units)"
+    assert repr(RadixKey([1, 2], "a")) == "RadixKey(2 units, namespace=('a', None, False))"
 
 
 def test_a_key_reports_its_namespace():
     """The three parts can be read back."""
     key = RadixKey([1, 2, 3], "lora", "salt", is_bigram=True)
-    assert ("lora", "salt", True) == (key.extra_key, key.cache_salt, key.is_bigram)
+    assert (key.extra_key, key.cache_salt, key.is_bigram) == ("lora", "salt", True)
     assert RadixKey([1]) != "RadixKey"

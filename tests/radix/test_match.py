@@ -36,7 +36,7 @@ def test_the_field_s_own_call_shapes_work():
     value = allocator.alloc(8)
     result = cache.insert(InsertParams(key=RadixKey(tokens), value=value))
     match = cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
-    assert (0, False) == (result.prefix_len, result.rotation_tail_declined)
+    assert (result.prefix_len, result.rotation_tail_declined) == (0, False)
     assert value.tolist() == match.device_indices.tolist()
     assert result.last_device_node == match.last_device_node
     node = cache.tree_core.node_by_id(match.last_device_node)
@@ -65,7 +65,7 @@ def test_unknown_and_short_keys_match_nothing_at_the_root(tokens):
     match = world.match(tokens)
     assert 0 == match.device_prefix_len == len(match.device_indices) == len(match.pages)
     assert world.core.root_node_handle() == match.last_device_node
-    assert 1 == world.core.num_nodes()
+    assert world.core.num_nodes() == 1
 
 
 def test_a_match_inside_an_edge_splits_at_the_page_boundary():
@@ -73,12 +73,12 @@ def test_a_match_inside_an_edge_splits_at_the_page_boundary():
     world = make_world(4)
     lower = world.insert(range(16)).last_device_node
     match = world.match([*range(10), 99, 99])
-    assert 8 == match.device_prefix_len
+    assert match.device_prefix_len == 8
     upper = world.core.node_by_id(match.last_device_node)
-    assert (0, 2) == (upper.start, upper.end)
-    assert (2, 4) == (world.core.node_by_id(lower).start, world.core.node_by_id(lower).end)
+    assert (upper.start, upper.end) == (0, 2)
+    assert (world.core.node_by_id(lower).start, world.core.node_by_id(lower).end) == (2, 4)
     assert world.core.node_by_id(lower).parent is upper
-    assert 2 == world.core.num_nodes()
+    assert world.core.num_nodes() == 2
     world.check()
 
 
@@ -101,7 +101,7 @@ def test_a_match_through_several_nodes_joins_their_slots():
     pages = world.insert(range(12)).pages.tolist()
     for n in (4, 8, 10):
         world.match(range(n))
-    assert 4 == world.core.num_nodes()
+    assert world.core.num_nodes() == 4
     assert world.slots(pages) == world.match(range(12)).device_indices.tolist()
 
 
@@ -121,9 +121,9 @@ def test_a_repeated_look_up_counts_no_hit():
     world.insert(range(4))
     for _ in range(3):
         world.match(range(4), count_hit=False)
-    assert 0 == world.node(range(4)).hits
+    assert world.node(range(4)).hits == 0
     world.match(range(4))
-    assert 1 == world.node(range(4)).hits
+    assert world.node(range(4)).hits == 1
 
 
 def test_indices_are_built_later_from_the_moment_of_the_match():
@@ -163,7 +163,7 @@ def test_with_a_device_indices_are_an_int64_tensor():
     assert (torch.int64, "cpu") == (indices.dtype, indices.device.type)
     assert value.tolist() == indices.tolist()
     assert torch.int64 == world.match([77]).device_indices.dtype
-    assert 0 == world.match([77]).device_indices.numel()
+    assert world.match([77]).device_indices.numel() == 0
 
 
 def test_match_and_lock_is_one_operation():
@@ -171,10 +171,10 @@ def test_match_and_lock_is_one_operation():
     world = make_world(2)
     world.insert(range(8))
     match = world.cache.match_and_lock(MatchPrefixParams(world.key(range(4))))
-    assert (4, 4) == world.sizes()
-    assert 4 == world.evict(100)
+    assert world.sizes() == (4, 4)
+    assert world.evict(100) == 4
     world.cache.dec_lock_ref(match.receipt)
-    assert (4, 0) == world.sizes()
+    assert world.sizes() == (4, 0)
     world.check()
 
 
