@@ -323,7 +323,7 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
                         f"base; pass the base of its chain"
                     )
                 base = (fills.least_full() - prefix) % self.shard_size
-            resolved.append(base)
+            resolved.append(int(base))
             fills.draw(self.layout.class_at(base, prefix), new)
         return resolved
 
