@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from alloc import PageIds, PageLayout
+from radix.walk import InsertPlan
 
 
 class RotationPolicy(Protocol):
@@ -72,3 +73,21 @@ def derived_base(layout: PageLayout, pages: PageIds, start: int) -> int | None:
     if not len(pages) or not layout.is_cyclic(pages):
         return None
     return layout.base_of(int(pages[0]), start)
+
+
+def stamp(plan: InsertPlan, layout: PageLayout, policy: RotationPolicy) -> None:
+    """Check a sharded insert's new pages against its base, or derive the base from them.
+
+    A derived base that the chain would refuse is left out: the node is stamped None.
+
+    Raises:
+        ValueError: a new page does not lie where the given base puts it.
+    """
+    new, start = plan.new_pages(), plan.walk.num_pages
+    if plan.rotation_base is not None:
+        check_base(layout, new, start, plan.rotation_base)
+        return
+    base = derived_base(layout, new, start)
+    deepest = plan.walk.deepest()
+    if deepest is None or not policy.declines(deepest.rotation_base, base):
+        plan.rotation_base = base

@@ -22,6 +22,7 @@ from alloc import (
     ceil_div,
     page_interleave_shard_size,
 )
+from radix.key import Namespace
 from radix.params import EvictParams, EvictResult, Req
 from radix.unified_cache import UnifiedRadixCache
 
@@ -241,7 +242,7 @@ class _Placer:
         core = cache.tree_core
         if req.last_node is not None and req.last_node != core.root_node_handle():
             return self._place_below(req, fresh)
-        first_page = cache.first_page_of(req)
+        first_page = self._first_page(req)
         if first_page is None or cache.rotation.name != "chain":
             return _Placement(fresh, fresh)
         child = core.root().children.get(first_page)
@@ -257,6 +258,13 @@ class _Placer:
             base = fresh
         planned[first_page] = base
         return _Placement(base, base, first_page)
+
+    def _first_page(self, req: Req) -> tuple[Namespace, bytes] | None:
+        """Return what a request's chain is filed under at the root; None without a whole page."""
+        page_size = self.cache.page_size
+        tokens = req.get_fill_ids()[: page_size + self.cache.is_bigram]
+        key = self.cache.key_of(req, tokens)
+        return (key.namespace, key.data) if len(key) >= page_size else None
 
     def _place_below(self, req: Req, fresh: int) -> _Placement:
         """Return the base of a request whose prefix is cached.

@@ -26,6 +26,7 @@ from radix.aiming import WINDOW, aim, attainable
 from radix.components import TreeComponent
 from radix.eviction import Frontier, policy_named
 from radix.key import PLAIN, RadixKey, unit_bytes_of
+from radix.locks import LockTable
 from radix.node import NO_CHILDREN, PAGE_BYTES, TREE_SHIFT, NodeId, TreeNode
 from radix.params import LockReceipt, MatchHandle
 from radix.rotation import ChainRotation, RotationPolicy
@@ -62,14 +63,13 @@ class UnifiedTreeCore:
         self.component = component
         self.eviction_policy = eviction_policy
         self.rotation = rotation or ChainRotation()
+        self._locks = LockTable(component)
         self._frontier = Frontier(policy_named(eviction_policy))
         self._tree_number = next(_tree_numbers)
         self._next_node = 0
-        self._next_receipt = 0
         self._tick = 0
         self._committing = False
         self._nodes: dict[int, TreeNode] = {}
-        self._receipts: dict[int, tuple[LockReceipt, TreeNode]] = {}
         self._root = self._new_root()
 
     # Handles
@@ -152,7 +152,7 @@ class UnifiedTreeCore:
         last = self._settle(walk)
         left_frontier = self._leave_frontier(last)
         self._touch(last, 1 if count_hit else 0)
-        receipt = self._lock(last) if lock else None
+        receipt = self._locks.lock(last) if lock else None
         if left_frontier and not last.pins:
             self._frontier.add(last)
         self._committing = False
@@ -259,7 +259,7 @@ class UnifiedTreeCore:
         node = self.node_by_id(node_id)
         self._committing = True
         self._leave_frontier(node)
-        receipt = self._lock(node)
+        receipt = self._locks.lock(node)
         self._committing = False
         return receipt
 
@@ -271,43 +271,16 @@ class UnifiedTreeCore:
                 tree's; nothing changed.
         """
         self._check_usable()
-        first = self.check_receipt(receipt)
+        self._locks.node_of(receipt)
         self._committing = True
-        del self._receipts[receipt.serial]
-        node: TreeNode | None = first
-        while node is not None:
-            node.pins -= 1
-            if node.pins:
-                break
-            self.component.unlock(node)
-            node = node.parent
-        if not first.pins and first.parent and not first.children:
-            self._frontier.add(first)
+        node = self._locks.unlock(receipt)
+        if not node.pins and not node.children and node.parent is not None:
+            self._frontier.add(node)
         self._committing = False
 
     def check_receipt(self, receipt: LockReceipt) -> TreeNode:
         """Return the node that a receipt locks; raises the ValueError of ``dec_lock_ref``."""
-        held, node = self._receipts.get(receipt.serial, (None, self._root))
-        if held is not receipt:
-            raise ValueError(
-                f"{receipt!r} can't be released: it was used already, is from before a reset, "
-                f"or belongs to another tree"
-            )
-        return node
-
-    def _lock(self, node: TreeNode) -> LockReceipt:
-        """Pin a node; a node that was not pinned pins its parent in turn."""
-        receipt = LockReceipt(node.id, self._next_receipt)
-        self._next_receipt += 1
-        self._receipts[receipt.serial] = (receipt, node)
-        pinned: TreeNode | None = node
-        while pinned is not None:
-            pinned.pins += 1
-            if pinned.pins > 1:
-                break
-            self.component.lock(pinned)
-            pinned = pinned.parent
-        return receipt
+        return self._locks.node_of(receipt)
 
     # Eviction
 
@@ -394,7 +367,7 @@ class UnifiedTreeCore:
             node.parent = None
             node.children = NO_CHILDREN
         self._nodes.clear()
-        self._receipts.clear()
+        self._locks.clear()
         self._frontier.clear()
         self.component.reset()
         self._root = self._new_root()
@@ -413,7 +386,7 @@ class UnifiedTreeCore:
 
     def receipts(self) -> list[LockReceipt]:
         """Return the receipts that are out, oldest first."""
-        return [receipt for receipt, _ in self._receipts.values()]
+        return self._locks.receipts()
 
     def root(self) -> TreeNode:
         """Return the root node."""

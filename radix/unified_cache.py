@@ -29,7 +29,7 @@ from alloc import (
 from alloc.spaces import as_int64
 from radix import invariants
 from radix.components import make_component
-from radix.key import Namespace, RadixKey
+from radix.key import RadixKey
 from radix.leases import LeaseTable
 from radix.node import NodeId
 from radix.params import (
@@ -44,9 +44,8 @@ from radix.params import (
     MatchResult,
     Req,
 )
-from radix.rotation import check_base, derived_base, rotation_policy
+from radix.rotation import rotation_policy, stamp
 from radix.tree_core import UnifiedTreeCore
-from radix.walk import InsertPlan
 
 
 class UnifiedRadixCache:
@@ -164,7 +163,7 @@ class UnifiedRadixCache:
             node_id = core.root_node_handle() if deepest is None else deepest.id
             return InsertResult(prefix_len, node_id, True, pages[:0], pages[: plan.num_pages])
         if self.is_sharded:
-            self._stamp(plan)
+            stamp(plan, self.allocator.layout, self.rotation)
         new, duplicates = plan.new_pages(), plan.duplicate_pages
         if len(duplicates):
             self.allocator.check_held(np.concatenate([new, duplicates]))
@@ -174,17 +173,6 @@ class UnifiedRadixCache:
             self.allocator.free_pages(duplicates)
         canonical = np.frombuffer(plan.pages, dtype=np.int64)
         return InsertResult(prefix_len, node_id, False, duplicates, canonical)
-
-    def _stamp(self, plan: InsertPlan) -> None:
-        """Check a sharded insert's new pages against its base, or derive the base from them."""
-        new, start, layout = plan.new_pages(), plan.walk.num_pages, self.allocator.layout
-        if plan.rotation_base is not None:
-            check_base(layout, new, start, plan.rotation_base)
-            return
-        base = derived_base(layout, new, start)
-        deepest = plan.walk.deepest()
-        if deepest is None or not self.rotation.declines(deepest.rotation_base, base):
-            plan.rotation_base = base
 
     def _value_pages(self, params: InsertParams) -> PageIds:
         if (params.value is None) == (params.pages is None):
@@ -271,7 +259,7 @@ class UnifiedRadixCache:
         limit = len(tokens) - 1 if max_prefix_len is None else max_prefix_len
         match = self.match_and_lock(
             MatchPrefixParams(
-                self._key_of(req, tokens[: max(0, limit)]), count_hit=req.lock_receipt is None
+                self.key_of(req, tokens[: max(0, limit)]), count_hit=req.lock_receipt is None
             )
         )
         self._unlock(req)
@@ -280,12 +268,6 @@ class UnifiedRadixCache:
         req.prefix_indices = match.device_indices
         req.kv.cache_protected_len = match.device_prefix_len
         return match.device_prefix_len
-
-    def first_page_of(self, req: Req) -> tuple[Namespace, bytes] | None:
-        """Return what a request's chain is filed under at the root; None without a whole page."""
-        units = self.page_size + 1 if self.is_bigram else self.page_size
-        key = self._key_of(req, req.get_fill_ids()[:units])
-        return (key.namespace, key.data) if len(key) >= self.page_size else None
 
     def cache_unfinished_req(self, req: Req) -> None:
         """Cache the whole pages of a request that goes on, and hand it the canonical slots.
@@ -300,11 +282,12 @@ class UnifiedRadixCache:
         self._check_lock(req)
         tokens = req.get_fill_ids()
         row_pages = self._row_pages(req, len(tokens))
-        if self.disable:
+        key = self.key_of(req, tokens)
+        num_pages = len(key) // self.page_size
+        # Tokens just matched are one bigram short of what the match protects; that must not shrink.
+        if self.disable or num_pages * self.page_size < req.kv.cache_protected_len:
             req.prefix_indices = self._expand(row_pages)[: len(tokens)]
             return
-        key = self._key_of(req, tokens)
-        num_pages = len(key) // self.page_size
         result = self.insert(
             InsertParams(
                 key,
@@ -364,7 +347,7 @@ class UnifiedRadixCache:
         )
         keep = protected
         if is_insert and not self.disable and kv_len_to_handle > req.kv.cache_protected_len:
-            key = self._key_of(req, tokens[:kv_len_to_handle])
+            key = self.key_of(req, tokens[:kv_len_to_handle])
             num_pages = len(key) // self.page_size
             self.allocator.check_held(row_pages[max(num_pages, protected) :])
             result = self.insert(
@@ -440,7 +423,8 @@ class UnifiedRadixCache:
             raise ValueError("the request has no row (kv.req_pool_idx is None); plan it first")
         return row
 
-    def _key_of(self, req: Req, tokens: Sequence[int]) -> RadixKey:
+    def key_of(self, req: Req, tokens: Sequence[int]) -> RadixKey:
+        """Return the key of a request's tokens in its namespace."""
         return RadixKey(tokens, req.extra_key, req.cache_salt, self.is_bigram)
 
     def pool(self) -> ReqToTokenPool:

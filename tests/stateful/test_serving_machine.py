@@ -172,8 +172,12 @@ class ServingMachine(RuleBasedStateMachine):
     def cache_chunk(self, index: int) -> None:
         req = self.pick(self.live, index)
         path = self.path_of(req, req.fill_len)
+        before, row = self.world.cache.state_digest(), self.rows[id(req)]
+        covered = (len(path) - 1) * self.page_size >= req.kv.cache_protected_len
         self.world.cache.cache_unfinished_req(req)
-        row = self.rows[id(req)]
+        if not covered:  # a bigram short of what its own match protects
+            assert before == self.world.cache.state_digest()
+            return
         self.model.insert(path, row, req.priority)
         self.model.lock(path)
         self.model.unlock(self.paths[id(req)])
