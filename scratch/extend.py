@@ -1,0 +1,143 @@
+"""What makes a pool a sharded one: planner, gather and write plans of one pool, working together.
+
+The pools own it and forward to it. Per batch: ``begin``, then per layer ``store`` (persist the
+owned rows, stage the chunk) and ``read``, then ``end``. Outside a plan ``store`` only persists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from alloc import PageLayout, PageShardSpec
+from scratch.gather import PrefixGather
+from scratch.group import GatherGroup
+from scratch.kernels import store_rows
+from scratch.page_source import PageSource
+from scratch.plan import ShardExtendPlan, ShardExtendPlanner
+from scratch.write_plan import LayoutPlacement, WritePlanCache
+
+
+class ShardExtend:
+    """One rank's side of sharded extend batches over a pool's tensors.
+
+    Args:
+        spec: this rank's shard.
+        group: the ranks that share the pool.
+        layers: of each layer, the pool tensors that make up a row, integer[rank_rows, width_i].
+        layout: where pages lie.
+        start_layer: id of the first layer.
+        debug: passed to the planner.
+        exact_blocks: passed to the planner.
+
+    Attributes:
+        planner: the planner; its table translates slots.
+        gather: the scratch.
+
+    Raises:
+        ValueError: spec, group, layout and tensors disagree.
+    """
+
+    def __init__(
+        self,
+        spec: PageShardSpec,
+        group: GatherGroup,
+        layers: Sequence[Sequence[torch.Tensor]],
+        *,
+        layout: PageLayout,
+        start_layer: int = 0,
+        debug: bool = False,
+        exact_blocks: bool = False,
+    ) -> None:
+        tensor = layers[0][0]
+        if layout.rank_rows != tensor.shape[0]:
+            raise ValueError(
+                f"the pool's tensors have {tensor.shape[0]} rows, the layout {layout.rank_rows} "
+                f"per rank; size is one rank's slots in whole pages"
+            )
+        self.planner = ShardExtendPlanner(
+            spec,
+            device=tensor.device,
+            debug=debug,
+            exact_blocks=exact_blocks,
+            layout=layout,
+        )
+        self.gather = PrefixGather(group, self.planner.scratch, layers, start_layer=start_layer)
+        self._write_plans = WritePlanCache(LayoutPlacement(layout), spec.shard_rank)
+
+    @property
+    def active(self) -> bool:
+        """Whether a plan is in force."""
+        return self.planner.active
+
+    def begin(
+        self,
+        req_to_token: PageSource,
+        req_pool_indices: Any,
+        prefix_lens_cpu: Sequence[int],
+        seq_lens_cpu: Sequence[int],
+    ) -> ShardExtendPlan:
+        """Plan a batch and start the first layer's gather; every rank of the group calls it.
+
+        See ``ShardExtendPlanner.begin_shard_extend`` for arguments and cost.
+
+        Raises:
+            ValueError: the batch can't be planned; the previous plan is intact.
+            RuntimeError: a gather failed; no plan is in force.
+        """
+        plan = self.planner.begin_shard_extend(
+            req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu
+        )
+        try:
+            self.gather.begin(plan)
+        except BaseException:
+            self.planner.end_shard_extend()
+            raise
+        return plan
+
+    def end(self) -> None:
+        """Take the plan out of force and wait for a gather in flight; without a plan do nothing.
+
+        Raises:
+            RuntimeError: that gather failed; no plan is in force all the same.
+        """
+        self.planner.end_shard_extend()
+        self.gather.end()
+
+    def read(self, layer_id: int) -> torch.Tensor:
+        """Return the scratch of a layer; see ``PrefixGather.read``."""
+        return self.gather.read(layer_id)
+
+    def store(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        values: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """Persist the rows that this rank owns and, under a plan, stage all of them.
+
+        Args:
+            layer_id: the layer.
+            loc: int32 or int64[n] slots of the rows.
+            values: integer[n, width_i], bits in the pool's dtype, side by side in a row.
+            targets: integer[rank_rows, width_i], where each of them is persisted.
+
+        Raises:
+            RuntimeError: the scratch holds another layer; nothing was written.
+        """
+        if not self.active:
+            owned, local_rows = self._write_plans.compute(loc)
+            store_rows(values, targets, owned, local_rows)
+            return
+        scratch = self.gather.stage(layer_id)
+        owned, local_rows = self._write_plans.get(loc, epoch=self.planner.epoch)
+        rows = self.planner.translate_cached(loc)
+        store_rows(values, targets, owned, local_rows, scratch, rows)
+
+    def local_rows(self, loc: torch.Tensor) -> torch.Tensor:
+        """Return the pool row of each slot on its owner: int64[n]."""
+        rows: torch.Tensor = self._write_plans.placement.local_index(loc.to(torch.int64))
+        return rows
