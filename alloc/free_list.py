@@ -385,23 +385,26 @@ class ClassedFreeList:
             )
 
     def _checked(self, pages: PageIds, state: int, verb: str) -> PageIds:
-        """Return the pages in ascending order, or raise naming the first that breaks a rule."""
+        """Return the pages in ascending order, or raise naming the first that breaks a rule.
+
+        The result is a copy. Counting bytes and non-zeros costs a third of comparing with a
+        Python integer and ``any()``, on the few pages of a request.
+        """
         self._check_usable()
         ordered = as_int64(pages, "pages").copy()
         ordered.sort()
-        if not len(ordered):
+        count = len(ordered)
+        if not count:
             return ordered
-        first, last = int(ordered[0]), int(ordered[-1])
-        if first < 0 or last >= self._num_pages:
-            bad = first if first < 0 else last
+        if ordered[0] < 0 or ordered[-1] >= self._num_pages:
+            bad = int(ordered[0] if ordered[0] < 0 else ordered[-1])
             raise ValueError(
                 f"cannot {verb} page {bad}: valid pages are "
                 f"[{self.layout.first_page}, {self._num_pages})"
             )
-        # count_nonzero: a third of the cost of any() on the few pages of a request.
-        wrong = self._state[ordered] != state
-        if np.count_nonzero(wrong):
-            page = int(ordered[wrong.argmax()])
+        states = self._state[ordered]
+        if states.tobytes().count(state) != count:
+            page = int(ordered[(states != state).argmax()])
             actual = PageState(int(self._state[page])).name.lower()
             needed = PageState(state).name.lower()
             raise ValueError(

@@ -1,53 +1,56 @@
-"""Eviction order: policies as keys of nodes, and one ordered frontier of unlocked leaves.
+"""Eviction order: policies as ranks of nodes, and one ordered frontier of unlocked leaves.
 
-A policy is a function from a node to a tuple; the smallest goes first and the NodeId breaks ties,
-so the order is creation order between equals. The frontier holds one entry per candidate and no
-stale ones: whoever changes a field that a key reads takes the node out first.
+A policy is a function from a node to an integer: fields from the most to the least significant,
+64 bits each, the NodeId last; only the first may be negative or longer. The smallest goes first,
+and ties fall in creation order. One integer compares in half the time of a tuple. The frontier
+holds one rank per candidate and no stale ones: whoever changes a field of a rank takes the node out
+first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sortedcontainers import SortedList
 
 from radix.node import NodeId, TreeNode
 
-EvictionKey: TypeAlias = tuple[Any, ...]
-Policy: TypeAlias = Callable[[TreeNode], EvictionKey]
+Policy: TypeAlias = Callable[[TreeNode], int]
 
 SLRU_PROTECTED_HITS = 2
 """Hits that lift a node from the probationary to the protected segment."""
 
-
-def _lru(node: TreeNode) -> EvictionKey:
-    return (node.last_access, node.id)
+_ID_MASK = 2**64 - 1
 
 
-def _lfu(node: TreeNode) -> EvictionKey:
-    return (node.hits, node.last_access, node.id)
+def _lru(node: TreeNode) -> int:
+    return node.last_access << 64 | node.id
 
 
-def _fifo(node: TreeNode) -> EvictionKey:
-    return (node.created, node.id)
+def _lfu(node: TreeNode) -> int:
+    return node.hits << 128 | node.last_access << 64 | node.id
 
 
-def _mru(node: TreeNode) -> EvictionKey:
-    return (-node.last_access, node.id)
+def _fifo(node: TreeNode) -> int:
+    return node.created << 64 | node.id
 
 
-def _filo(node: TreeNode) -> EvictionKey:
-    return (-node.created, node.id)
+def _mru(node: TreeNode) -> int:
+    return -node.last_access << 64 | node.id
 
 
-def _priority(node: TreeNode) -> EvictionKey:
-    return (node.priority, node.last_access, node.id)
+def _filo(node: TreeNode) -> int:
+    return -node.created << 64 | node.id
 
 
-def _slru(node: TreeNode) -> EvictionKey:
-    return (node.hits >= SLRU_PROTECTED_HITS, node.last_access, node.id)
+def _priority(node: TreeNode) -> int:
+    return node.priority << 128 | node.last_access << 64 | node.id
+
+
+def _slru(node: TreeNode) -> int:
+    return (node.hits >= SLRU_PROTECTED_HITS) << 128 | node.last_access << 64 | node.id
 
 
 POLICIES: dict[str, Policy] = {
@@ -62,7 +65,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def policy_named(name: str) -> Policy:
-    """Return a policy's key function. Raises ValueError that lists the names."""
+    """Return a policy. Raises ValueError that lists the names."""
     try:
         return POLICIES[name]
     except (KeyError, TypeError):
@@ -74,40 +77,40 @@ class Frontier:
     """The eviction candidates in the order in which a policy gives them up.
 
     Args:
-        policy: the key function.
+        policy: the rank of a node.
 
     Cost: ``add`` and ``discard`` are O(log n) in the candidates, whatever their history.
     """
 
-    __slots__ = ("_entries", "_policy")
+    __slots__ = ("_policy", "_ranks")
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._entries = SortedList()
+        self._ranks = SortedList()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._ranks)
 
     def __iter__(self) -> Iterator[NodeId]:
-        return (entry[-1] for entry in self._entries)
+        return (NodeId(rank & _ID_MASK) for rank in self._ranks)
 
     def add(self, node: TreeNode) -> None:
         """Make a node a candidate."""
-        self._entries.add(self._policy(node))
+        self._ranks.add(self._policy(node))
 
     def discard(self, node: TreeNode) -> None:
         """Take a candidate out. Its fields must be those it was added with."""
-        self._entries.remove(self._policy(node))
+        self._ranks.remove(self._policy(node))
 
     def first(self) -> NodeId | None:
         """Return the candidate that goes first; None when there is none."""
-        entries = self._entries
-        return entries[0][-1] if entries else None
+        ranks = self._ranks
+        return NodeId(ranks[0] & _ID_MASK) if ranks else None
 
     def window(self, size: int) -> list[NodeId]:
         """Return the first ``size`` candidates in order."""
-        return [entry[-1] for entry in islice(self._entries, size)]
+        return [NodeId(rank & _ID_MASK) for rank in islice(self._ranks, size)]
 
     def clear(self) -> None:
         """Take every candidate out."""
-        self._entries.clear()
+        self._ranks.clear()

@@ -9,7 +9,7 @@ from typing import Any, NewType
 import numpy as np
 
 from alloc import PageIds
-from radix.key import Namespace
+from radix.key import PLAIN, Namespace
 
 NodeId = NewType("NodeId", int)
 """Handle of a node: the number of its tree above 40 bits, a counter below; never reused."""
@@ -29,7 +29,8 @@ class TreeNode:
     Attributes:
         id: the ``NodeId``; a split leaves it on the lower part.
         parent: None for the root.
-        children: first page's bytes -> child; the root's keys are ``(namespace, first page)``.
+        children: first page's bytes -> child; at the root ``(namespace, first page)``, but for
+            the plain namespace.
         namespace: that of every key through this node.
         key: the run's units as bytes; a trimmed leaf may keep dead bytes past ``num_pages``.
         pages: the run's page ids, int64 as bytes; may keep dead bytes likewise.
@@ -98,10 +99,18 @@ class TreeNode:
         stop = self.num_pages * PAGE_BYTES
         return self.pages if len(self.pages) == stop else self.pages[:stop]
 
+    def child_at(self, namespace: Namespace, first_page: bytes) -> TreeNode | None:
+        """Return the root's child of a namespace that starts with a page."""
+        return self.children.get(
+            first_page if namespace is PLAIN else (namespace, first_page),
+        )
+
     def child_key(self, child: TreeNode, page_bytes: int) -> Any:
         """Return what a child is filed under: its first page, and at the root its namespace."""
         first_page = child.key[:page_bytes]
-        return (child.namespace, first_page) if self.parent is None else first_page
+        if self.parent is not None or child.namespace is PLAIN:
+            return first_page
+        return (child.namespace, first_page)
 
     def add_child(self, child: TreeNode, page_bytes: int) -> None:
         """File a child under its first page; the first one gives the node a map of its own."""

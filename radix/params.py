@@ -89,11 +89,13 @@ class MatchHandle:
         node_id: deepest matched node.
         end: pages from the root to the end of the match.
         key: the key that was matched; its first ``end`` pages are the path.
+        parts: payloads along the match, page ids as bytes.
     """
 
     node_id: NodeId
     end: int
     key: RadixKey
+    parts: list[bytes]
 
 
 @dataclass(slots=True)
@@ -216,7 +218,6 @@ class MatchResult:
         "_expand",
         "_indices",
         "_pages",
-        "_parts",
         "device_prefix_len",
         "handle",
         "last_device_node",
@@ -227,7 +228,6 @@ class MatchResult:
         self,
         handle: MatchHandle,
         page_size: int,
-        parts: list[bytes],
         expand: Any,
         receipt: LockReceipt | None = None,
     ) -> None:
@@ -235,7 +235,6 @@ class MatchResult:
         self.last_device_node = handle.node_id
         self.device_prefix_len = handle.end * page_size
         self.receipt = receipt
-        self._parts = parts
         self._expand = expand
         self._pages: PageIds | None = None
         self._indices: Slots | None = None
@@ -244,7 +243,7 @@ class MatchResult:
     def pages(self) -> PageIds:
         """The matched page ids: int64[device_prefix_len / page_size], host, read-only."""
         if self._pages is None:
-            self._pages = np.frombuffer(b"".join(self._parts), dtype=np.int64)
+            self._pages = np.frombuffer(b"".join(self.handle.parts), dtype=np.int64)
         return self._pages
 
     @property

@@ -2,7 +2,7 @@
 
 The core decides and returns data; ``unified_cache`` applies it. One walk serves match and insert:
 
-    walk    key -> Walk(path, partial)         read-only
+    walk    key -> Walk(last, parts, partial)  read-only
     match   walk + split + touch -> MatchHandle and the path's payloads
     insert  walk -> InsertPlan                 read-only; may decline
             commit_insert(plan)                can't fail
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
+from operator import index
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -30,7 +31,7 @@ from radix.locks import LockTable
 from radix.node import NO_CHILDREN, PAGE_BYTES, TREE_SHIFT, NodeId, TreeNode
 from radix.params import LockReceipt, MatchHandle
 from radix.rotation import ChainRotation, RotationPolicy
-from radix.walk import InsertPlan, Walk, handle_holds, walk_key, walk_on
+from radix.walk import InsertPlan, Walk, handle_holds, starts_with_parts, walk_key, walk_on
 
 _tree_numbers = count(1)
 
@@ -119,12 +120,12 @@ class UnifiedTreeCore:
         if handle is not None:
             node = self._nodes.get(handle.node_id)
             if node is not None and handle_holds(node, handle, key, self.page_size):
-                return walk_on(node, key, self.page_size)
+                return walk_on(node, handle, key, self.page_size)
         return walk_key(self._root, key, self.page_size)
 
     # Match
 
-    def peek(self, key: RadixKey) -> tuple[MatchHandle, list[bytes]]:
+    def peek(self, key: RadixKey) -> MatchHandle:
         """Return what ``match`` would find, and change nothing.
 
         The handle's node is the deepest that the key reaches; inside an edge it ends before that
@@ -132,23 +133,22 @@ class UnifiedTreeCore:
         """
         walk = self.walk(key)
         deepest = walk.deepest() or self._root
-        return MatchHandle(deepest.id, walk.num_pages, key), walk.parts()
+        return MatchHandle(deepest.id, walk.num_pages, key, walk.parts)
 
     def match(
         self, key: RadixKey, *, count_hit: bool = True, lock: bool = False
-    ) -> tuple[MatchHandle, list[bytes], LockReceipt | None]:
+    ) -> tuple[MatchHandle, LockReceipt | None]:
         """Find the longest cached prefix in whole pages, and use it.
 
         Splits the edge in which the match ends, stamps the path, and counts a hit on each of its
         nodes. With ``lock`` the path is locked in the same operation.
 
         Returns:
-            The handle, the payloads along the path, and the receipt when locked.
+            The handle, and the receipt when locked.
         """
         self._check_usable()
         walk = self.walk(key)
         self._committing = True
-        parts = walk.parts()
         last = self._settle(walk)
         left_frontier = self._leave_frontier(last)
         self._touch(last, 1 if count_hit else 0)
@@ -156,7 +156,7 @@ class UnifiedTreeCore:
         if left_frontier and not last.pins:
             self._frontier.add(last)
         self._committing = False
-        return MatchHandle(last.id, walk.num_pages, key), parts, receipt
+        return MatchHandle(last.id, walk.num_pages, key, walk.parts), receipt
 
     # Insert
 
@@ -180,9 +180,13 @@ class UnifiedTreeCore:
             handle: see ``InsertParams``.
 
         Raises:
-            ValueError: fewer page ids than whole pages.
+            ValueError: fewer page ids than whole pages, or a priority that is no integer.
         """
         self._check_usable()
+        try:
+            priority = index(priority)
+        except TypeError:
+            raise ValueError(f"priority={priority!r} must be an integer") from None
         num_pages = len(key) // self.page_size
         if len(pages) < num_pages * PAGE_BYTES:
             raise ValueError(
@@ -195,9 +199,9 @@ class UnifiedTreeCore:
         declined = deepest is not None and self.rotation.declines(
             deepest.rotation_base, rotation_base
         )
-        known = b"".join(walk.parts())
         duplicates = _NO_PAGES
-        if not declined and not pages.startswith(known):
+        if not declined and not starts_with_parts(pages, walk.parts):
+            known = b"".join(walk.parts)
             given = np.frombuffer(pages, dtype=np.int64, count=walk.num_pages)
             duplicates = given[given != np.frombuffer(known, dtype=np.int64)]
             pages = known + pages[len(known) :]
@@ -415,7 +419,7 @@ class UnifiedTreeCore:
         """Split the partial node of a walk, if any; return the node where the match ends."""
         if walk.partial is not None:
             return self._split(walk.partial, walk.partial_pages)
-        return walk.path[-1] if walk.path else self._root
+        return walk.last
 
     def _split(self, lower: TreeNode, num_pages: int) -> TreeNode:
         """Put the first ``num_pages`` of a node into a new one above it; return the new one.

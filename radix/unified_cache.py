@@ -123,14 +123,13 @@ class UnifiedRadixCache:
     def _match(self, params: MatchPrefixParams, *, lock: bool) -> MatchResult:
         core, key = self.tree_core, params.key
         if self.disable:
-            handle = MatchHandle(core.root_node_handle(), 0, key)
+            handle = MatchHandle(core.root_node_handle(), 0, key, [])
             receipt = core.inc_lock_ref(handle.node_id) if lock else None
-            return MatchResult(handle, self.page_size, [], self._expand, receipt)
+            return MatchResult(handle, self.page_size, self._expand, receipt)
         if params.peek:
-            handle, parts = core.peek(key)
-            return MatchResult(handle, self.page_size, parts, self._expand)
-        handle, parts, receipt = core.match(key, count_hit=params.count_hit, lock=lock)
-        return MatchResult(handle, self.page_size, parts, self._expand, receipt)
+            return MatchResult(core.peek(key), self.page_size, self._expand)
+        handle, receipt = core.match(key, count_hit=params.count_hit, lock=lock)
+        return MatchResult(handle, self.page_size, self._expand, receipt)
 
     # Insert
 
@@ -164,7 +163,7 @@ class UnifiedRadixCache:
             return InsertResult(prefix_len, node_id, True, pages[:0], pages[: plan.num_pages])
         if self.is_sharded:
             stamp(plan, self.allocator.layout, self.rotation)
-        new, duplicates = plan.new_pages(), plan.duplicate_pages
+        new, duplicates = pages[plan.walk.num_pages : plan.num_pages], plan.duplicate_pages
         if len(duplicates):
             self.allocator.check_held(np.concatenate([new, duplicates]))
         self.allocator.adopt_pages(new)

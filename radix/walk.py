@@ -20,32 +20,25 @@ class Walk:
     """How far a key goes into the tree.
 
     Attributes:
-        path: nodes matched to their end, root left out, top first.
+        last: the deepest node matched to its end; the root when there is none.
         num_pages: matched pages in all.
+        parts: payloads along the match, page ids as bytes; they stay valid.
         partial: the next node, matched only in its first pages; None when the match ends on a
             node's end.
         partial_pages: pages matched in it, at least 1 when it is there.
     """
 
-    path: list[TreeNode]
+    last: TreeNode
     num_pages: int
+    parts: list[bytes]
     partial: TreeNode | None = None
     partial_pages: int = 0
-
-    def parts(self) -> list[bytes]:
-        """Return the payloads along the match, as bytes of page ids; they stay valid."""
-        parts = [node.pages for node in self.path]
-        if self.path:
-            parts[-1] = self.path[-1].live_pages()
-        if self.partial is not None:
-            parts.append(self.partial.pages[: self.partial_pages * PAGE_BYTES])
-        return parts
 
     def deepest(self) -> TreeNode | None:
         """Return the deepest node that the key reaches; None for the root."""
         if self.partial is not None:
             return self.partial
-        return self.path[-1] if self.path else None
+        return None if self.last.parent is None else self.last
 
 
 @dataclass(slots=True)
@@ -83,58 +76,75 @@ def walk_key(root: TreeNode, key: RadixKey, page_size: int) -> Walk:
     page = page_size * key.unit_bytes
     stop = len(data) - len(data) % page
     if not stop:
-        return Walk([], 0)
-    child = root.children.get((key.namespace, data[:page]))
-    return _descend(child, data, 0, stop, page, [])
+        return Walk(root, 0, [])
+    return _descend(root, root.child_at(key.namespace, data[:page]), data, 0, stop, page, [])
 
 
-def walk_on(node: TreeNode, key: RadixKey, page_size: int) -> Walk:
-    """Follow a key that runs through the whole of ``node``, without looking at what is above."""
+def walk_on(node: TreeNode, handle: MatchHandle, key: RadixKey, page_size: int) -> Walk:
+    """Follow a key on from the end of a match that ``handle_holds``.
+
+    The match's payloads are still those of the path: ancestors stay while the node lives, and
+    splits cut payloads but don't change them. Cost: O(nodes of the match) to copy references.
+    """
     data = key.data
     page = page_size * key.unit_bytes
     stop = len(data) - len(data) % page
-    path: list[TreeNode] = []
-    above: TreeNode | None = node
-    while above is not None and above.parent is not None:
-        path.append(above)
-        above = above.parent
-    path.reverse()
-    offset = node.end * page
-    if not path:
-        return walk_key(node, key, page_size)
+    offset = handle.end * page
+    parts = handle.parts.copy()
     if offset >= stop:
-        return Walk(path, node.end)
+        return Walk(node, handle.end, parts)
     child = node.children.get(data[offset : offset + page])
-    return _descend(child, data, offset, stop, page, path)
+    return _descend(node, child, data, offset, stop, page, parts)
 
 
 def handle_holds(node: TreeNode, handle: MatchHandle, key: RadixKey, page_size: int) -> bool:
     """Say whether ``node`` still ends where the handle says and ``key`` runs through it."""
-    if node.end != handle.end or handle.key.namespace != key.namespace:
+    end = handle.end
+    if node.end != end or node.parent is None or handle.key.namespace != key.namespace:
         return False
-    matched = handle.end * page_size * key.unit_bytes
-    if len(key.data) < matched:
-        return False
+    if handle.key is key:
+        return True
+    matched = end * page_size * key.unit_bytes
     known = handle.key.data
-    return handle.key is key or key.data.startswith(
+    return len(key.data) >= matched and key.data.startswith(
         known if len(known) == matched else known[:matched]
     )
 
 
+def starts_with_parts(data: bytes, parts: list[bytes]) -> bool:
+    """Say whether ``data`` starts with the concatenation of ``parts``, without building it."""
+    offset = 0
+    for part in parts:
+        if not data.startswith(part, offset):
+            return False
+        offset += len(part)
+    return True
+
+
 def _descend(
-    node: TreeNode | None, data: bytes, offset: int, stop: int, page: int, path: list[TreeNode]
+    last: TreeNode,
+    node: TreeNode | None,
+    data: bytes,
+    offset: int,
+    stop: int,
+    page: int,
+    parts: list[bytes],
 ) -> Walk:
-    """Walk on from the child whose first page is the key's page at ``offset``."""
+    """Walk on below ``last`` from the child whose first page is the key's page at ``offset``."""
     startswith = data.startswith
     while node is not None:
         matched = node.num_pages
         if not startswith(node.key, offset):
             matched = common_units(data, offset, node.key, matched * page, page)
             if matched < node.num_pages:
-                return Walk(path, offset // page + matched, node, matched)
-        path.append(node)
+                parts.append(node.pages[: matched * PAGE_BYTES])
+                return Walk(last, offset // page + matched, parts, node, matched)
+        parts.append(node.pages)
+        last = node
         offset += matched * page
         if offset >= stop:
             break
         node = node.children.get(data[offset : offset + page])
-    return Walk(path, offset // page)
+    if parts and len(last.pages) != last.num_pages * PAGE_BYTES:  # only a leaf may be trimmed
+        parts[-1] = last.live_pages()
+    return Walk(last, offset // page, parts)

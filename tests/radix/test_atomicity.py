@@ -55,6 +55,7 @@ RAISING = {
         InsertParams(RadixKey(range(50, 54)), value=np.array([1, 3, 5, 7]))
     ),
     "insert bad duplicate": lambda b: b.insert([*range(8), *range(50, 54)], [*b.mine, 10**6]),
+    "insert float priority": lambda b: b.insert(range(50, 58), b.mine, priority=1.5),
     "evict negative": lambda b: b.world.cache.evict(EvictParams(-1)),
     "evict bad deficits": lambda b: b.world.cache.evict(EvictParams(0, (-1,))),
     "lock foreign": lambda b: b.world.cache.inc_lock_ref(make_world().core.root_node_handle()),

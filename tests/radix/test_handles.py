@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,9 +120,9 @@ def of_a_longer_key(world: World) -> MatchHandle:
     return world.match(longer).handle
 
 
-def made_up(world: World) -> MatchHandle:
+def of_a_part_of_its_key(world: World) -> MatchHandle:
     match = world.match(SHORT[:2])
-    return MatchHandle(match.last_device_node, 2, world.key(SHORT))
+    return replace(match.handle, key=world.key(SHORT))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def made_up(world: World) -> MatchHandle:
         of_another_namespace,
         of_another_key,
         of_a_longer_key,
-        made_up,
+        of_a_part_of_its_key,
     ],
 )
 def test_an_insert_with_a_handle_equals_one_without(handle_of):
