@@ -20,6 +20,8 @@ PAGE ids, or a tensor int32 or int64[rows, max tokens] of token SLOTS."""
 
 PageRow: TypeAlias = "np.ndarray[Any, Any]"
 
+_TABLE_DTYPES = (torch.int32, torch.int64, np.int32, np.int64)
+
 
 def read_page_rows(
     source: PageSource,
@@ -121,7 +123,7 @@ def _check_table(
     table: Any, rows: Sequence[int], longest: int, tokens_per_column: int, what: str
 ) -> None:
     """Check a table's shape, dtype, rows and width."""
-    if table.ndim != 2 or str(table.dtype).removeprefix("torch.") not in ("int32", "int64"):
+    if table.ndim != 2 or table.dtype not in _TABLE_DTYPES:
         raise ValueError(
             f"the {what} is {table.dtype}{list(table.shape)}; pass int32 or int64 [rows, columns]"
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import index
 from typing import Any
 
@@ -31,14 +32,15 @@ from scratch.kernels import expand_pages
 from scratch.layout import ScratchLayout
 from scratch.owner_major import (
     Ints,
+    NotCyclicError,
     OwnerMajor,
-    classify,
-    first_not_cyclic,
     first_repeat,
     first_shared,
     key_dtype,
     owner_major,
     sorted_keys,
+    sorted_keys_of_runs,
+    sorted_keys_of_seams,
 )
 from scratch.page_positions import PagePositions
 from scratch.page_source import PageSource, read_page_rows
@@ -197,13 +199,12 @@ class ShardExtendPlanner:
         if len(rows) != len(seq_lens):
             raise ValueError(f"{len(rows)} rows for {len(seq_lens)} requests; pass one row each")
         tables = read_page_rows(req_to_token, rows, seq_lens, self.spec.page_size, debug=self.debug)
-        pairs = list(zip(tables, prefix_counts, strict=True))
-        prefix = self._join([table[:count] for table, count in pairs])
-        chunk = self._join([table[count:] for table, count in pairs])
-        order = self._order_prefix(prefix, chunk, prefix_counts)
+        pages = self._join(tables, prefix_counts)
+        num_prefix = sum(prefix_counts)
+        order = self._order_prefix(pages[:num_prefix], pages[num_prefix:], prefix_counts)
         block_pages = self._block_pages(order, prefix_counts)
-        self.scratch.check_fits(block_pages, len(chunk))
-        return self._commit(order, block_pages, chunk)
+        self.scratch.check_fits(block_pages, len(pages) - num_prefix)
+        return self._commit(order, block_pages, pages[num_prefix:])
 
     def end_shard_extend(self) -> None:
         """Take the plan out of force. The table keeps its places until the next plan."""
@@ -252,11 +253,14 @@ class ShardExtendPlanner:
                 f"says {expected[page]}"
             )
 
-    def _join(self, tables: list[Ints]) -> Ints:
-        """Return all pages in batch order, after checking that each can be handed out."""
-        pages = np.concatenate(tables) if tables else np.empty(0, dtype=np.int64)
+    def _join(self, tables: list[Ints], prefix_counts: list[int]) -> Ints:
+        """Return all prefix pages, then all chunk pages, each of them one that can be owned."""
+        pairs = list(zip(tables, prefix_counts, strict=True))
+        parts = [table[:count] for table, count in pairs]
+        parts += [table[count:] for table, count in pairs]
+        pages = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         if len(pages):
-            low, high = pages.min(), pages.max()
+            low, high = np.minimum.reduce(pages), np.maximum.reduce(pages)
             if low < self.layout.first_page or high >= self.num_pages:
                 bad = low if low < self.layout.first_page else high
                 raise ValueError(
@@ -268,17 +272,8 @@ class ShardExtendPlanner:
     def _order_prefix(self, prefix: Ints, chunk: Ints, counts: list[int]) -> OwnerMajor:
         """Return the prefix pages in owner-major order after checking owners and repeats."""
         layout = self.layout
-        classes, local_pages = classify(layout, prefix)
-        if not self.exact_blocks:
-            request = first_not_cyclic(layout, classes, counts)
-            if request is not None:
-                raise ValueError(
-                    f"the prefix owners of request {request} in the batch are not cyclic: blocks "
-                    f"of Σ ceil(K_i / N) pages need one rotation base per request; plan with "
-                    f"exact_blocks=True"
-                )
-        keys = sorted_keys(layout, classes, local_pages)
-        chunk_keys = sorted_keys(layout, *classify(layout, chunk))
+        keys = self._prefix_keys(prefix, counts)
+        chunk_keys = sorted_keys(layout, chunk)
         page = first_repeat(layout, chunk_keys)
         if page is not None:
             raise ValueError(
@@ -291,6 +286,24 @@ class ShardExtendPlanner:
                 f"match a page only after the batch that writes it"
             )
         return owner_major(layout, keys)
+
+    def _prefix_keys(self, prefix: Ints, counts: list[int]) -> Ints:
+        """Return the sort keys of the prefix pages after checking that owners are cyclic."""
+        ends = list(accumulate(counts))
+        runs = [prefix[end - count : end] for end, count in zip(ends, counts, strict=True) if count]
+        if not runs:
+            return prefix
+        try:
+            return sorted_keys_of_runs(self.layout, runs)
+        except NotCyclicError as error:
+            if not self.exact_blocks:
+                request = [number for number, count in enumerate(counts) if count][error.run]
+                raise ValueError(
+                    f"the prefix owners of request {request} in the batch are not cyclic: blocks "
+                    f"of Σ ceil(K_i / N) pages need one rotation base per request; plan with "
+                    f"exact_blocks=True"
+                ) from None
+        return sorted_keys_of_seams(self.layout, prefix, ends)
 
     def _block_pages(self, order: OwnerMajor, prefix_counts: list[int]) -> int:
         """Return the pages of a block, after checking that no rank owns more."""
@@ -307,7 +320,7 @@ class ShardExtendPlanner:
 
     def _commit(self, order: OwnerMajor, block_pages: int, chunk: Ints) -> ShardExtendPlan:
         """Write the table and put the plan in force: the only place that changes the planner."""
-        pages = np.concatenate([order.pages, chunk])
+        pages = np.concatenate([order.pages, chunk], dtype=np.int64)
         first = self.scratch.chunk_page
         chunk_places = np.arange(first, first + len(chunk), dtype=np.int32)
         places = np.concatenate([order.places(block_pages), chunk_places])

@@ -297,9 +297,9 @@ def test_undo_touches_only_the_last_plan():
 def test_a_page_table_of_the_widest_ids_needs_no_wide_table():
     """Ids near 2**31 are exact: keys widen to int64 where they would not fit."""
     layout = PageLayout.interleave(1, 8, (1 << 31) // 8 - 2)
-    from scratch.owner_major import classify, key_dtype, owner_major, sorted_keys
+    from scratch.owner_major import key_dtype, owner_major, sorted_keys
 
     assert key_dtype(layout) is np.int64
     pages = np.array([layout.num_pages - 1, 8, layout.num_pages - 8], dtype=np.int64)
-    order = owner_major(layout, sorted_keys(layout, *classify(layout, pages)))
+    order = owner_major(layout, sorted_keys(layout, pages))
     assert order.pages.tolist() == [8, layout.num_pages - 8, layout.num_pages - 1]
