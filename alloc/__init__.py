@@ -13,6 +13,10 @@ from alloc.base import BaseTokenToKVPoolAllocator, ExtendPages
 from alloc.extend import ExtendBatch
 from alloc.free_list import ClassedFreeList, FreeListMark, PageState
 from alloc.layout import PageLayout
+from alloc.owner_lanes import (
+    CPSharedPagedTokenToKVPoolAllocator,
+    build_in_seq_page_compute_owners,
+)
 from alloc.page_interleave import (
     ClassFills,
     PageInterleavePoolAllocator,
@@ -31,6 +35,8 @@ __all__ = [
     "PagedTokenToKVPoolAllocator",
     "PageInterleavePoolAllocator",
     "page_interleave_shard_size",
+    "CPSharedPagedTokenToKVPoolAllocator",
+    "build_in_seq_page_compute_owners",
     "ClassFills",
     "ExtendBatch",
     "ExtendPages",

@@ -142,8 +142,16 @@ class BaseTokenToKVPoolAllocator(ABC):
         seq_lens: Any,
         rotation_bases: list[int | None],
         continues: list[bool] | None = None,
+        *,
+        evictable_by_class: IntArray | None = None,
     ) -> IntArray:
-        """Return the pages that ``alloc_extend_pages`` would draw from each class: int64[C]."""
+        """Return the pages that ``alloc_extend_pages`` would draw from each class: int64[C].
+
+        Args:
+            prefix_lens, seq_lens, rotation_bases, continues: see ``alloc_extend_pages``.
+            evictable_by_class: int64[C] pages that eviction could free. An allocator that may
+                take a page from any class looks there for what its free pages lack.
+        """
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         return np.array([batch.num_new_pages], dtype=np.int64)
 

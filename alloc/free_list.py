@@ -140,6 +140,11 @@ class ClassedFreeList:
         self._check_usable()
         return self._free_tops + self._staged_tops
 
+    def free_counts(self) -> IntArray:
+        """Return the pages on each stack, staged ones left out: int64[num_classes], a copy."""
+        self._check_usable()
+        return self._free_tops.copy()
+
     @property
     def num_free(self) -> int:
         """Pages on the stacks."""
@@ -202,11 +207,13 @@ class ClassedFreeList:
         self._committing = False
         return pages
 
-    def draw(self, classes: IntArray) -> PageIds | None:
+    def draw(self, classes: IntArray, *, merge: bool = True) -> PageIds | None:
         """Take one page of each given class, in the given order.
 
         Args:
             classes: int64[num_pages], any order, any repeats.
+            merge: what a class whose stack is short does: merge all its staged pages, or give
+                just the missing ones in the order of their release (O(its staged pages)).
 
         Returns:
             int64[num_pages] with ``class_of(pages[i]) == classes[i]``, or None when a class is
@@ -220,7 +227,10 @@ class ClassedFreeList:
             if np.count_nonzero(required > self.counts()):
                 return None
             for page_class in np.flatnonzero(required > self._free_tops).tolist():
-                self._merge(page_class)
+                if merge:
+                    self._merge(page_class)
+                else:
+                    self._unstage(page_class, int(required[page_class]))
         order = classes.astype(self._sort_dtype).argsort(kind="stable")
         starts = exclusive_sum(required)
         tops = self._offsets + self._free_tops - 1 + starts
@@ -466,4 +476,20 @@ class ClassedFreeList:
         self._free_tops[page_class] = len(merged)
         self._staged_tops[page_class] = 0
         self._state[merged] = _FREE
+        self._committing = False
+
+    def _unstage(self, page_class: int, required: int) -> None:
+        """Put the oldest staged pages under one class's stack, which holds ``required`` then."""
+        top, staged = int(self._free_tops[page_class]), int(self._staged_tops[page_class])
+        missing = required - top
+        oldest = self._staged[page_class, :missing].copy()
+        self._committing = True
+        self._free[page_class, missing:required] = self._free[page_class, :top].copy()
+        self._free[page_class, :missing] = oldest[::-1]
+        self._staged[page_class, : staged - missing] = self._staged[
+            page_class, missing:staged
+        ].copy()
+        self._free_tops[page_class] = required
+        self._staged_tops[page_class] = staged - missing
+        self._state[oldest] = _FREE
         self._committing = False

@@ -263,8 +263,13 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         seq_lens: Any,
         rotation_bases: list[int | None],
         continues: list[bool] | None = None,
+        *,
+        evictable_by_class: IntArray | None = None,
     ) -> IntArray:
-        """Return the pages that a batch would draw from each class: int64[N]. Changes nothing."""
+        """Return the pages that a batch would draw from each class: int64[N]. Changes nothing.
+
+        Bases alone say which; ``evictable_by_class`` is not read.
+        """
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         resolved = self._resolve(batch, rotation_bases, continues)
         return np.bincount(self._classes(batch, resolved), minlength=self.shard_size).astype(

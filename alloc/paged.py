@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from alloc.base import BaseTokenToKVPoolAllocator
@@ -17,6 +18,7 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         size: token slots; what is over a whole page is not used.
         page_size: tokens of a page.
         dtype, device, kvcache, need_sort, debug: see ``BaseTokenToKVPoolAllocator``.
+        layout: where the pages lie, for subclasses; default all in one class.
     """
 
     def __init__(
@@ -29,13 +31,14 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         need_sort: bool = False,
         *,
         debug: bool = False,
+        layout: PageLayout | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size={page_size} must be at least 1")
         if size < page_size:
             raise ValueError(f"size={size} must be at least one page of {page_size} tokens")
         super().__init__(
-            PageLayout.single(page_size, size // page_size),
+            layout or PageLayout.single(page_size, size // page_size),
             dtype=dtype,
             device=device,
             kvcache=kvcache,
@@ -81,7 +84,7 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         """
         batch = ExtendBatch.of(prefix_lens_cpu, seq_lens_cpu, self.page_size)
         batch.check_extend_num_tokens(extend_num_tokens)
-        return self._extend(batch, last_loc)
+        return self._extend(batch, last_loc, self.io.fill_extend)
 
     def alloc_decode(self, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any) -> Slots | None:
         """Take the slot of position ``seq_len - 1`` for each request.
@@ -93,17 +96,21 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
             int64[batch], or None when short; nothing changed then.
         """
         lens = as_int64(seq_lens_cpu, "seq_lens")
-        return self._extend(ExtendBatch.of(lens - 1, lens, self.page_size), last_loc)
+        batch = ExtendBatch.of(lens - 1, lens, self.page_size)
+        return self._extend(batch, last_loc, self.io.fill_decode)
 
-    def _extend(self, batch: ExtendBatch, last_loc: Any) -> Slots | None:
-        batch.check_one_last_loc_each(last_loc)
-        if self.device is None or self.debug:
-            batch.check_last_locs(self.io.to_host(last_loc))
+    def _extend(self, batch: ExtendBatch, last_loc: Any, fill: Callable[..., None]) -> Slots | None:
+        self._check_last_loc(batch, last_loc)
         num_pages = batch.num_new_pages
         if not self._can_draw_any(num_pages):
             return None
         out = self.io.empty(batch.num_tokens)
         pages = self.alloc_pages(num_pages)
         assert pages is not None, "the counts were checked before the draw"
-        self.io.fill_extend(out, batch, last_loc, pages)
+        fill(out, batch, last_loc, pages)
         return out
+
+    def _check_last_loc(self, batch: ExtendBatch, last_loc: Any) -> None:
+        batch.check_one_last_loc_each(last_loc)
+        if self.device is None or self.debug:
+            batch.check_last_locs(self.io.to_host(last_loc))

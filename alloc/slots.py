@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from alloc.extend import ExtendBatch, fill_extend
-from alloc.spaces import Locs, PageIds, Slots, as_int64
+from alloc.spaces import IntArray, Locs, PageIds, Slots, as_int64
 
 
 class SlotIO(Protocol):
@@ -37,8 +37,24 @@ class SlotIO(Protocol):
     def fill_extend(self, out: Slots, batch: ExtendBatch, last_loc: Slots, pages: PageIds) -> None:
         """Write the slots of an extend batch into ``out``: int64[batch.num_tokens]."""
 
+    def fill_decode(self, out: Slots, batch: ExtendBatch, last_loc: Slots, pages: PageIds) -> None:
+        """Do what ``fill_extend`` does for a batch in which every request extends by one token."""
+
     def table(self, num_rows: int, num_columns: int) -> Any:
         """Return a zeroed int32[num_rows, num_columns] of this kind."""
+
+    def write_rows(
+        self, table: Any, starts: IntArray, lens: IntArray, pages: PageIds, page_size: int
+    ) -> None:
+        """Write runs of slots into a table, each run from the start of its first page.
+
+        Args:
+            table: int32[num_rows, num_columns], contiguous.
+            starts: int64[runs] where each run starts in the flattened table; runs don't overlap.
+            lens: int64[runs] tokens of each run.
+            pages: the pages of all runs in order, ``ceil(len / page_size)`` for each.
+            page_size: tokens of a page.
+        """
 
 
 class HostSlots:
@@ -68,9 +84,23 @@ class HostSlots:
         """Write an extend batch's slots; see ``alloc.extend.fill_extend``."""
         fill_extend(out, batch, as_int64(last_loc, "last_loc"), pages)
 
+    def fill_decode(self, out: Slots, batch: ExtendBatch, last_loc: Slots, pages: PageIds) -> None:
+        """Write a decode batch's slots; see ``alloc.extend.fill_extend``."""
+        fill_extend(out, batch, as_int64(last_loc, "last_loc"), pages)
+
     def table(self, num_rows: int, num_columns: int) -> Any:
         """Return zeroed int32[num_rows, num_columns]."""
         return np.zeros((num_rows, num_columns), dtype=np.int32)
+
+    def write_rows(
+        self, table: Any, starts: IntArray, lens: IntArray, pages: PageIds, page_size: int
+    ) -> None:
+        """Write the runs one by one; see ``SlotIO.write_rows``."""
+        slots = ((pages * page_size)[:, None] + np.arange(page_size)).reshape(-1)
+        flat, first = table.reshape(-1), 0
+        for start, length in zip(starts.tolist(), lens.tolist(), strict=True):
+            flat[start : start + length] = slots[first : first + length]
+            first += -(-length // page_size) * page_size
 
 
 def slot_io(device: Any) -> SlotIO:

@@ -1,0 +1,57 @@
+"""The torch twins: any device, any page size, the same results as the kernels.
+
+``alloc.kernels`` documents the arguments.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def expand_pages(out: torch.Tensor, pages: torch.Tensor, page_size: int) -> None:
+    """Write the slots of whole pages."""
+    offsets = torch.arange(page_size, dtype=torch.int64, device=out.device)
+    torch.add((pages * page_size)[:, None], offsets, out=out.view(-1, page_size))
+
+
+def extend_slots(
+    out: torch.Tensor,
+    plan: torch.Tensor,
+    last_loc: torch.Tensor,
+    pages: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Write the slots of an extend batch."""
+    if not len(out):
+        return
+    token, run = _tokens_and_runs(plan[0], len(out))
+    token_starts, new_starts, page_starts = plan[:, run]
+    offset = token - new_starts
+    page = pages[page_starts + offset.clamp(min=0) // page_size]
+    in_last_page = last_loc[run].to(torch.int64) + 1 + token - token_starts
+    in_new_page = page * page_size + offset % page_size
+    torch.where(offset >= 0, in_new_page, in_last_page, out=out)
+
+
+def decode_slots(out: torch.Tensor, fresh_locs: torch.Tensor, last_loc: torch.Tensor) -> None:
+    """Write one slot for each request."""
+    torch.where(fresh_locs >= 0, fresh_locs, last_loc.to(torch.int64) + 1, out=out)
+
+
+def write_rows(
+    table: torch.Tensor, plan: torch.Tensor, pages: torch.Tensor, num_tokens: int, page_size: int
+) -> None:
+    """Write runs of slots into a table of request rows."""
+    if not num_tokens:
+        return
+    token, run = _tokens_and_runs(plan[0], num_tokens)
+    token_starts, table_starts, page_starts = plan[:, run]
+    offset = token - token_starts
+    slots = pages[page_starts + offset // page_size] * page_size + offset % page_size
+    table.view(-1)[table_starts + offset] = slots.to(table.dtype)
+
+
+def _tokens_and_runs(token_starts: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, ...]:
+    """Return 0 .. num_tokens - 1 and the last run that starts at or before each."""
+    token = torch.arange(num_tokens, dtype=torch.int64, device=token_starts.device)
+    return token, torch.searchsorted(token_starts, token, right=True) - 1
