@@ -2,6 +2,8 @@
 
 The pools own it and forward to it. Per batch: ``begin``, then per layer ``store`` (persist the
 owned rows, stage the chunk) and ``read``, then ``end``. Outside a plan ``store`` only persists.
+On CUDA make all these calls on one stream, the one that computes: the order on it is what keeps
+a table or a slot from being overwritten before its last reader.
 """
 
 from __future__ import annotations
@@ -68,6 +70,11 @@ class ShardExtend:
         self._write_plans = WritePlanCache(LayoutPlacement(layout), spec.shard_rank)
 
     @property
+    def num_slots(self) -> int:
+        """Size of the id space of logical slots."""
+        return self.planner.layout.num_pages * self.planner.layout.page_size
+
+    @property
     def active(self) -> bool:
         """Whether a plan is in force."""
         return self.planner.active
@@ -115,6 +122,7 @@ class ShardExtend:
         layer_id: int,
         loc: torch.Tensor,
         values: Sequence[torch.Tensor],
+        dtype: torch.dtype,
         targets: Sequence[torch.Tensor],
     ) -> None:
         """Persist the rows that this rank owns and, under a plan, stage all of them.
@@ -122,20 +130,20 @@ class ShardExtend:
         Args:
             layer_id: the layer.
             loc: int32 or int64[n] slots of the rows.
-            values: integer[n, width_i], bits in the pool's dtype, side by side in a row.
+            values: [n, width_i] of any dtype, side by side in a row.
+            dtype: the pool's dtype, to which they are converted.
             targets: integer[rank_rows, width_i], where each of them is persisted.
 
         Raises:
             RuntimeError: the scratch holds another layer; nothing was written.
         """
         if not self.active:
-            owned, local_rows = self._write_plans.compute(loc)
-            store_rows(values, targets, owned, local_rows)
+            store_rows(values, dtype, targets, self._write_plans.compute_pool_rows(loc))
             return
         scratch = self.gather.stage(layer_id)
-        owned, local_rows = self._write_plans.get(loc, epoch=self.planner.epoch)
-        rows = self.planner.translate_cached(loc)
-        store_rows(values, targets, owned, local_rows, scratch, rows)
+        pool_rows = self._write_plans.pool_rows(loc, epoch=self.planner.epoch)
+        scratch_rows = self.planner.translate_cached(loc)
+        store_rows(values, dtype, targets, pool_rows, scratch, scratch_rows)
 
     def local_rows(self, loc: torch.Tensor) -> torch.Tensor:
         """Return the pool row of each slot on its owner: int64[n]."""

@@ -124,6 +124,9 @@ class PrefixGather:
         A gather in flight writes prefix rows only. Without a prefix any layer may be staged
         without reading the ones before it.
 
+        Args:
+            layer_id: the layer, one of the pool's.
+
         Raises:
             RuntimeError: no plan is in force, or another layer has the slot.
         """
@@ -155,6 +158,8 @@ class PrefixGather:
             own = self._layout.block_rows(self._group.rank, plan.block_pages)
             parts = self._layers[layer_id - self._start_layer]
             with self._beside_compute():
+                if self._side is not None:
+                    plan.send_pages.record_stream(self._side)
                 pack_pages(slot.rows[own], parts, plan.send_pages, plan.page_size)
                 gathered = slot.rows[self._layout.gathered_rows(plan.block_pages)]
                 slot.pending = self._group.all_gather(gathered)

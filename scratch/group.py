@@ -65,20 +65,20 @@ class SoloGroup:
 
 
 class StreamPoint:
-    """A moment of the current CUDA stream; on a CPU, where work is done in order, nothing."""
+    """A moment of a device's current stream; on a CPU, where work is done in order, nothing."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_device", "_event")
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event = torch.cuda.current_stream(device).record_event()
 
     def wait(self) -> None:
-        """Make the current stream wait for that moment."""
+        """Make the device's current stream wait for that moment."""
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class ShardGroup:
@@ -196,7 +196,12 @@ def get_kv_shard_group(
         tp_group: the attention's tensor-parallel ranks; None if there is none.
 
     Returns:
-        The group; ``SoloGroup`` (size 1) means that sharding is off.
+        The group; ``SoloGroup`` (size 1) means that sharding is off. A process group is used as
+        it is: pass ``ShardGroup.dedicated(process_group)`` where the model's own collectives run
+        on it too.
+
+    Raises:
+        ValueError: this process is not in a process group that was asked.
     """
     for group in (cp_group, tp_group if use_mla else None):
         chosen = _as_gather_group(group)

@@ -101,12 +101,12 @@ def sorted_keys_of_runs(layout: PageLayout, runs: Sequence[Ints]) -> Ints:
     """
     ranks = layout.num_classes
     owners: Ints = np.arange(ranks, dtype=runs[0].dtype)
-    padding = layout.page_at(owners, layout.pages_per_class + 1)
+    padding = layout.page_at(owners, np.full_like(owners, layout.pages_per_class + 1))
     pieces: list[Ints] = []
     for run in runs:
         base = layout.class_of(int(run[0]))
         end = (base + len(run)) % ranks
-        pieces += (padding[:base], run, padding[end:] if end else padding[:0])
+        pieces += [padding[:base], run, padding[end:] if end else padding[:0]]
     by_rank = np.concatenate(pieces).reshape(-1, ranks).T.copy()
     local_pages = layout.local_page(by_rank)
     astray = layout.page_at(owners[:, None], local_pages) != by_rank

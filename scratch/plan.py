@@ -46,6 +46,10 @@ from scratch.page_positions import PagePositions
 from scratch.page_source import PageSource, read_page_rows
 from scratch.translate import SlotTranslator
 
+MEMO_SCRATCHES = 4
+"""How often the translated slots that are remembered per plan may fill the scratch: the chunk, the
+whole prefix and its sub-ranges, and as much to spare."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardExtendPlan:
@@ -147,7 +151,9 @@ class ShardExtendPlanner:
         self.plan: ShardExtendPlan | None = None
         self._key_dtype = key_dtype(self.layout)
         self._positions = PagePositions(self.num_pages, self.scratch.trash_page, device)
-        self._translator = SlotTranslator(self._positions.tensor, spec.page_size)
+        self._translator = SlotTranslator(
+            self._positions.tensor, spec.page_size, MEMO_SCRATCHES * self.scratch.num_rows
+        )
 
     @property
     def page_pos(self) -> torch.Tensor:

@@ -22,7 +22,7 @@ from scratch.storage import (
     make_buffers,
     pool_rows,
     row_bits,
-    value_bits,
+    value_rows,
 )
 
 
@@ -69,6 +69,11 @@ class MHATokenToKVPool:
         self.v_buffer = make_buffers(layer_num, shape, dtype, device)
 
     @property
+    def num_slots(self) -> int:
+        """Size of the id space of slots, reserved ones included."""
+        return self.size + self.page_size
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one token in one layer, K and V together."""
         return 2 * self.head_num * self.head_dim * self.dtype.itemsize
@@ -97,11 +102,11 @@ class MHATokenToKVPool:
             v: like ``k``.
 
         Raises:
-            ValueError: shapes, dtypes or the layer don't fit the pool; nothing was written.
+            ValueError: shapes, dtypes, slots or the layer don't fit the pool; nothing was written.
         """
-        rows = check_slots(loc)
+        rows = check_slots(loc, self.num_slots)
         width = self.head_num * self.head_dim
-        values = [value_bits(value, rows, width, self.dtype) for value in (k, v)]
+        values = [value_rows(value, rows, width) for value in (k, v)]
         index = self.layers.index(layer.layer_id)
         targets = [row_bits(self.k_buffer[index]), row_bits(self.v_buffer[index])]
         self._store(layer.layer_id, loc, values, targets)
@@ -113,7 +118,7 @@ class MHATokenToKVPool:
         values: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
     ) -> None:
-        store_rows(values, targets, None, loc.to(torch.int64))
+        store_rows(values, self.dtype, targets, loc.to(torch.int64))
 
 
 class MLATokenToKVPool:
@@ -157,6 +162,11 @@ class MLATokenToKVPool:
         self.kv_buffer = make_buffers(layer_num, shape, dtype, device)
 
     @property
+    def num_slots(self) -> int:
+        """Size of the id space of slots, reserved ones included."""
+        return self.size + self.page_size
+
+    @property
     def kv_dim(self) -> int:
         """Elements of a row."""
         return self.kv_lora_rank + self.qk_rope_head_dim
@@ -190,8 +200,11 @@ class MLATokenToKVPool:
 
         Returns:
             [n, 1, kv_lora_rank] and [n, 1, qk_rope_head_dim].
+
+        Raises:
+            ValueError: slots or the layer don't fit the pool.
         """
-        check_slots(loc)
+        check_slots(loc, self.num_slots)
         buffer = self.get_key_buffer(layer.layer_id)
         rows = row_bits(buffer).index_select(0, self._rows_of(loc))
         taken = rows.view(self.dtype).to(dst_dtype or self.dtype)[:, None]
@@ -209,12 +222,12 @@ class MLATokenToKVPool:
             k_rope: [n, qk_rope_head_dim] or [n, 1, qk_rope_head_dim].
 
         Raises:
-            ValueError: shapes, dtypes or the layer don't fit the pool; nothing was written.
+            ValueError: shapes, dtypes, slots or the layer don't fit the pool; nothing was written.
         """
-        rows = check_slots(loc)
+        rows = check_slots(loc, self.num_slots)
         values = [
-            value_bits(k_nope, rows, self.kv_lora_rank, self.dtype),
-            value_bits(k_rope, rows, self.qk_rope_head_dim, self.dtype),
+            value_rows(k_nope, rows, self.kv_lora_rank),
+            value_rows(k_rope, rows, self.qk_rope_head_dim),
         ]
         target = row_bits(self.kv_buffer[self.layers.index(layer.layer_id)])
         targets = [target[:, : self.kv_lora_rank], target[:, self.kv_lora_rank :]]
@@ -230,8 +243,11 @@ class MLATokenToKVPool:
             loc: int32 or int64[n] slots.
             k: [n, kv_dim] or [n, 1, kv_dim]; converted to the pool's dtype.
             v: ignored.
+
+        Raises:
+            ValueError: shapes, dtypes, slots or the layer don't fit the pool; nothing was written.
         """
-        values = [value_bits(k, check_slots(loc), self.kv_dim, self.dtype)]
+        values = [value_rows(k, check_slots(loc, self.num_slots), self.kv_dim)]
         targets = [row_bits(self.kv_buffer[self.layers.index(layer.layer_id)])]
         self._store(layer.layer_id, loc, values, targets)
 
@@ -245,4 +261,4 @@ class MLATokenToKVPool:
         values: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
     ) -> None:
-        store_rows(values, targets, None, loc.to(torch.int64))
+        store_rows(values, self.dtype, targets, loc.to(torch.int64))

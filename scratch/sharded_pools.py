@@ -73,6 +73,11 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
         )
         self.scratch_budget = ScratchBudget(shard_spec, self.row_bytes)
 
+    @property
+    def num_slots(self) -> int:
+        """Size of the id space of logical slots, all ranks together, reserved ones included."""
+        return self.shard.num_slots
+
     def begin_shard_extend(
         self,
         req_to_token: PageSource,
@@ -119,7 +124,7 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
         values: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
     ) -> None:
-        self.shard.store(layer_id, loc, values, targets)
+        self.shard.store(layer_id, loc, values, self.dtype, targets)
 
 
 class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
@@ -179,6 +184,11 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
         )
         self.scratch_budget = ScratchBudget(shard_spec, self.row_bytes)
 
+    @property
+    def num_slots(self) -> int:
+        """Size of the id space of logical slots, all ranks together, reserved ones included."""
+        return self.shard.num_slots
+
     def begin_shard_extend(
         self,
         req_to_token: PageSource,
@@ -220,7 +230,7 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
         values: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
     ) -> None:
-        self.shard.store(layer_id, loc, values, targets)
+        self.shard.store(layer_id, loc, values, self.dtype, targets)
 
 
 def _pool_layout(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from scratch.kernels import BITS
 
 
 class Layer(Protocol):
@@ -81,36 +81,44 @@ def pool_rows(size: int, page_size: int) -> int:
 
 def row_bits(buffer: torch.Tensor) -> torch.Tensor:
     """Return a tensor [rows, ...] as integer[rows, width] of the same memory."""
-    return buffer.view(_BITS[buffer.element_size()]).flatten(1)
+    return buffer.view(BITS[buffer.element_size()]).flatten(1)
 
 
-def value_bits(values: torch.Tensor, num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return new rows as integer[num_rows, width], converted to the pool's dtype.
+def value_rows(values: torch.Tensor, num_rows: int, width: int) -> torch.Tensor:
+    """Return new rows as [num_rows, width], of their own dtype; a view where strides allow it.
 
     Args:
-        values: [num_rows, ...] with ``width`` elements a row, of any floating dtype.
+        values: [num_rows, ...] with ``width`` elements a row, of any dtype.
         num_rows: number of slots that they are written to.
         width: elements of a row.
-        dtype: the pool's dtype; conversion is ``Tensor.to``: it rounds to nearest.
 
     Raises:
         ValueError: rows or width differ.
     """
-    if values.shape[0] != num_rows or values.numel() != num_rows * width:
+    if values.ndim < 2 or values.shape[0] != num_rows or values.numel() != num_rows * width:
         raise ValueError(
             f"values have shape {list(values.shape)}; {num_rows} slots need {num_rows} rows of "
             f"{width} elements"
         )
-    rows = values.to(dtype).reshape(num_rows, width)
-    return rows.view(_BITS[rows.element_size()])
+    return values.reshape(num_rows, width)
 
 
-def check_slots(loc: torch.Tensor) -> int:
-    """Return the number of slots.
+def check_slots(loc: torch.Tensor, num_slots: int) -> int:
+    """Return the number of slots in ``loc``.
+
+    Args:
+        loc: the slots of a read or write.
+        num_slots: end of the id space. Slots on a CPU are compared with it; on CUDA that would
+            wait for the device, and slots out of range are the caller's fault.
 
     Raises:
-        ValueError: ``loc`` is not a one-dimensional int32 or int64 tensor.
+        ValueError: ``loc`` is not a one-dimensional int32 or int64 tensor, or a slot on the host
+            is out of range.
     """
     if loc.ndim != 1 or loc.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"loc is {loc.dtype}{list(loc.shape)}; pass int32 or int64 [num_tokens]")
+    if loc.device.type == "cpu" and len(loc):
+        low, high = (int(bound) for bound in loc.aminmax())
+        if low < 0 or high >= num_slots:
+            raise ValueError(f"slot {low if low < 0 else high} is not in [0, {num_slots})")
     return loc.shape[0]

@@ -10,10 +10,6 @@ import torch
 
 from scratch.kernels import expand_pages, translate_locs
 
-MAX_REMEMBERED = 16
-"""Translations kept per plan; the oldest goes first, so that fresh tensors in every layer don't
-pile up."""
-
 
 class SlotTranslator:
     """``loc -> page_pos[loc // page_size] * page_size + loc % page_size``.
@@ -21,14 +17,18 @@ class SlotTranslator:
     Args:
         page_pos: int32[num_pages], the planner's table; read at each call.
         page_size: tokens of a page.
+        max_slots: how many slots the memo holds at most. The oldest tensor goes first, so that
+            fresh tensors in every layer don't pile up.
     """
 
-    __slots__ = ("_memo", "_page_pos", "_page_size")
+    __slots__ = ("_max_slots", "_memo", "_num_slots", "_page_pos", "_page_size")
 
-    def __init__(self, page_pos: torch.Tensor, page_size: int) -> None:
+    def __init__(self, page_pos: torch.Tensor, page_size: int, max_slots: int) -> None:
         self._page_pos = page_pos
         self._page_size = page_size
+        self._max_slots = max_slots
         self._memo: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._num_slots = 0
 
     def translate(self, loc: torch.Tensor) -> torch.Tensor:
         """Return scratch rows: int64, the shape of ``loc`` (int32 or int64).
@@ -40,13 +40,18 @@ class SlotTranslator:
         return translate_locs(loc, self._page_pos, self._page_size)
 
     def translate_cached(self, loc: torch.Tensor) -> torch.Tensor:
-        """Return ``translate(loc)``, computed once for the same tensor until ``forget``."""
+        """Return ``translate(loc)``, computed once for the same tensor until ``forget``.
+
+        Tensors of more than ``max_slots`` slots together are forgotten before.
+        """
         known = self._memo.get(id(loc))
         if known is not None:
             return known[1]
         rows = self.translate(loc)
-        if len(self._memo) >= MAX_REMEMBERED:
-            del self._memo[next(iter(self._memo))]
+        self._num_slots += loc.numel()
+        while self._memo and self._num_slots > self._max_slots:
+            oldest, _ = self._memo.pop(next(iter(self._memo)))
+            self._num_slots -= oldest.numel()
         self._memo[id(loc)] = (loc, rows)
         return rows
 
@@ -62,6 +67,7 @@ class SlotTranslator:
     def forget(self) -> None:
         """Drop the memo: the table has changed."""
         self._memo.clear()
+        self._num_slots = 0
 
 
 def _check_integer(values: torch.Tensor, name: str) -> None:

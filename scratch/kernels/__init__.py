@@ -5,7 +5,7 @@ buffers that the caller owns.
 """
 
 from scratch.kernels.pack import pack_pages
-from scratch.kernels.store import store_rows
+from scratch.kernels.store import BITS, store_rows
 from scratch.kernels.translate import expand_pages, translate_locs
 
-__all__ = ["expand_pages", "pack_pages", "store_rows", "translate_locs"]
+__all__ = ["BITS", "expand_pages", "pack_pages", "store_rows", "translate_locs"]
