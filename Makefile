@@ -4,11 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TRACE_ARGS ?= --capacity 50k,100k,200k --page-size 16
 
-.PHONY: example test lint setup setup-base bench clean
+.PHONY: example engine test lint setup setup-base bench clean
 
 # The main job on the built-in example: replay a generated chat trace. Needs no torch.
 example: setup-base
 	$(BIN)/rotaradix replay example $(TRACE_ARGS)
+
+# A small transformer with a scheduler: no cache, one rank, and pages spread over 2 and 4 ranks.
+engine: setup
+	$(BIN)/python -m examples.tiny_engine $(ENGINE_ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
