@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,24 @@ CAPACITY_HELP = (
     "(1M:5M:1M) or start:stop:xFACTOR (1M:16M:x2). Reserved pages do not count; rounded down to "
     "whole pages."
 )
+SHARDS_HELP = (
+    "Ranks that share one pool of N times the capacity, a number or a comma list (1,4,8). The "
+    "capacity is then one rank's, and the replicated pool (1x) is shown beside each."
+)
+IN_FLIGHT_HELP = (
+    "With --shards: requests that overlap, each planned before the others' inserts land; a number "
+    "or a comma list. [default: 1]"
+)
+ROTATION_HELP = (
+    "With --shards: where a tail below a cached prefix lies. chain: under its prefix's rotation "
+    "base; seam: under a fresh base where it branches off, so that ranks fill evenly; or both, "
+    "chain,seam. [default: seam; UnifiedRadixCache's own default is chain]"
+)
+LEASES_HELP = (
+    "With --shards and --rotation chain: let requests in flight that share an uncached prefix "
+    "choose their bases alone, to compare."
+)
+BLIND_HELP = "With --shards: evict in policy order only, whichever ranks are short, to compare."
 HIT_HELP = (
     "What a hit is. D1 pages; D2 tokens, a partial tail weighs its length; D3 as an engine: whole "
     "pages, last token recomputed; D4 mean over requests; D5 as D2, second half of the requests."
@@ -101,6 +120,11 @@ def main() -> None:
 @click.option("--expand", is_flag=True, help="Make each block of the trace that many token ids.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every counter is an integer.")
+@click.option("--shards", metavar="N", help=SHARDS_HELP)
+@click.option("--in-flight", metavar="K", help=IN_FLIGHT_HELP)
+@click.option("--rotation", metavar="chain|seam", help=ROTATION_HELP)
+@click.option("--no-leases", is_flag=True, help=LEASES_HELP)
+@click.option("--blind-eviction", is_flag=True, help=BLIND_HELP)
 def replay(
     trace: str, capacity: str, block_size: int | None, hit: str, as_json: bool, **options: Any
 ) -> None:
@@ -111,9 +135,12 @@ def replay(
     """
     from replay.capacity import parse_capacities
     from replay.commands import replay_trace
+    from replay.schedule import ShardOptions
     from replay.sweep import SweepConfig
 
-    config = SweepConfig(parse_capacities(capacity), definition=hit, **options)
+    names = [field.name for field in fields(ShardOptions)]
+    schedules = ShardOptions(**{name: options.pop(name) for name in names}).schedules()
+    config = SweepConfig(parse_capacities(capacity), definition=hit, schedules=schedules, **options)
     click.echo(replay_trace(trace, config, block_size=block_size, as_json=as_json))
 
 

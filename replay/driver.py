@@ -140,6 +140,9 @@ class Driver:
         pages = np.concatenate([match.pages, fresh])
         self._cache.insert(InsertParams(key=key, pages=pages, handle=match.handle))
 
+    def drain(self) -> None:
+        """Finish the requests in flight: none, since each is served at once."""
+
     def check_invariants(self) -> None:
         """Check tree and allocator against each other.
 

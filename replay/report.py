@@ -1,69 +1,148 @@
-"""A sweep as a table for people, or as JSON for programs."""
+"""A sweep as tables for people, or as JSON for programs."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterable, Sequence
+from textwrap import fill
+from typing import TypeAlias
 
 import msgspec
 
-from replay.result import Result
+from replay.result import Result, Sharding
 from replay.sweep import Report
 
-_COLUMNS = (
-    "capacity (tokens)",
-    "requests",
-    "input tokens",
-    "hit tokens",
-    "hit rate",
-    "evicted pages",
-    "peak pages",
-    "replay (s)",
-    "requests/s",
+Cell: TypeAlias = Callable[[Result], str]
+
+_TEXT_WIDTH = 80
+_TABLE_WIDTH = 200
+
+_LEGEND = (
+    "capacity: of one rank. 1x: every rank holds a copy of one pool; Nx: N ranks share one pool "
+    "of N times the pages. Skew: free pages of the emptiest rank less those of the fullest, mean "
+    "over requests. Stranded: free pages that no request could draw, the aggregate less the floor, "
+    "mean over requests that had to evict. Declined: computed and not cached, as another rotation "
+    "base was there first. Gather: pages moved for cached prefixes over pages needed."
 )
-_TABLE_WIDTH = 160
 
 
 def to_table(report: Report) -> str:
-    """Return the trace's facts, the table and the definition of a hit.
+    """Return the trace's facts, the tables and the definition of a hit.
 
-    The text does not depend on the terminal: a table is never cut.
+    The text does not depend on the terminal: a table is never cut, and prose breaks at 80 columns.
+    """
+    unit = report.definition.unit
+    hits = "hit\ntokens" if unit == "tokens" else f"hits\n({unit})"
+    blocks = [_wrap(_facts(report))]
+    if report.definition.schedules:
+        blocks += _sharded_tables(report, hits)
+    else:
+        blocks.append(_table(_plain_columns(hits), report.results))
+    blocks.append(_wrap(report.definition.describe()))
+    return "\n\n".join(blocks)
+
+
+def _facts(report: Report) -> str:
+    facts = [report.trace.describe()]
+    if report.span_ms > 0:
+        facts.append(f"{report.span_ms / 1000:,.1f} s from first to last request")
+    for result in report.results[:1]:
+        facts.append(f"{result.requests:,} requests of {result.input_tokens:,} tokens")
+    return ", ".join(facts)
+
+
+def _wrap(text: str) -> str:
+    return fill(text, _TEXT_WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _plain_columns(hits: str) -> dict[str, Cell]:
+    return {
+        "capacity\n(tokens)": lambda r: f"{r.capacity_tokens:,}",
+        hits: lambda r: f"{r.hit.hits:,}",
+        "hit rate": lambda r: f"{r.hit.rate:.6f}",
+        "evicted\npages": lambda r: f"{r.evicted_pages:,}",
+        "peak\npages": lambda r: f"{r.peak_pages:,}",
+        "replay\n(s)": lambda r: f"{r.seconds:.2f}",
+        "requests\nper s": lambda r: f"{r.requests_per_second:,.0f}",
+    }
+
+
+def _sharded_tables(report: Report, hits: str) -> list[str]:
+    """Return the hits of all pools, the balance of those that ranks share, and the legend."""
+    which: dict[str, Cell] = {
+        "capacity\n(tokens)": lambda r: f"{r.capacity_tokens:,}",
+        "pool": lambda r: f"{_of(r).schedule.ranks}x",
+        "rotation": lambda r: _of(r).schedule.rotation if _is_shared(r) else "-",
+        "in\nflight": lambda r: f"{_of(r).schedule.in_flight:,}",
+    }
+    gained: dict[str, Cell] = {
+        hits: lambda r: f"{r.hit.hits:,}",
+        "hit rate": lambda r: f"{r.hit.rate:.6f}",
+        "evicted\npages": lambda r: f"{r.evicted_pages:,}",
+        "replay\n(s)": lambda r: f"{r.seconds:.2f}",
+    }
+    balance: dict[str, Cell] = {
+        "skew\npages": lambda r: f"{_of(r).mean_skew_pages:,.1f}",
+        "stranded\npages": lambda r: _mean_stranded(_of(r)),
+        "declined\ninserts": lambda r: f"{_of(r).declined_inserts:,}",
+        "declined\ntokens": lambda r: f"{_of(r).declined_tokens:,}",
+        "gather": lambda r: f"{_of(r).gather_overhead:.2f}",
+    }
+    shared = [result for result in report.results if _is_shared(result)]
+    tables = [_table(which | gained, report.results)]
+    if shared:
+        tables.append(_table(which | balance, shared))
+    return [*tables, *_switches(report), _wrap(_LEGEND)]
+
+
+def _switches(report: Report) -> list[str]:
+    """Return what was turned off, in words, or nothing."""
+    schedules = report.definition.schedules
+    found = []
+    if not all(schedule.use_leases for schedule in schedules):
+        found.append("Without leases.")
+    if not all(schedule.aimed_eviction for schedule in schedules):
+        found.append("Blind eviction.")
+    return [" ".join(found)] if found else []
+
+
+def _mean_stranded(sharding: Sharding) -> str:
+    return f"{sharding.mean_stranded_pages:,.1f}" if sharding.evictions else "-"
+
+
+def _of(result: Result) -> Sharding:
+    assert result.sharding is not None, "a run with schedules counts its sharding"
+    return result.sharding
+
+
+def _is_shared(result: Result) -> bool:
+    return _of(result).schedule.ranks > 1
+
+
+def _table(columns: dict[str, Cell], results: Iterable[Result]) -> str:
+    """Return right-aligned columns under their headings."""
+    return render(list(columns), [[cell(r) for cell in columns.values()] for r in results])
+
+
+def render(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of right-aligned columns as text, no wider than its cells.
+
+    Args:
+        headings: One per column; a line break makes the head taller.
+        rows: One cell per column each.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    unit = report.definition.unit
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in _COLUMNS:
-        heading = f"hits ({unit})" if column == "hit tokens" and unit != "tokens" else column
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in report.results:
-        table.add_row(*_cells(result))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    for row in rows:
+        table.add_row(*row)
     out = io.StringIO()
     Console(file=out, width=_TABLE_WIDTH, force_terminal=False, color_system=None).print(table)
-    lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
-    return "\n".join([_facts(report), "", *lines, "", report.definition.describe()])
-
-
-def _facts(report: Report) -> str:
-    facts = report.trace.describe()
-    if report.span_ms <= 0:
-        return facts
-    return f"{facts}, {report.span_ms / 1000:,.1f} s from first to last request"
-
-
-def _cells(result: Result) -> list[str]:
-    return [
-        f"{result.capacity_tokens:,}",
-        f"{result.requests:,}",
-        f"{result.input_tokens:,}",
-        f"{result.hit.hits:,}",
-        f"{result.hit.rate:.6f}",
-        f"{result.evicted_pages:,}",
-        f"{result.peak_pages:,}",
-        f"{result.seconds:.2f}",
-        f"{result.requests_per_second:,.0f}",
-    ]
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
 def to_json(report: Report) -> str:
@@ -97,8 +176,8 @@ def to_json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
-def _row(result: Result) -> dict[str, int | float]:
-    return {
+def _row(result: Result) -> dict[str, object]:
+    row: dict[str, object] = {
         "capacity_tokens": result.capacity_tokens,
         "capacity_pages": result.capacity_pages,
         "page_size": result.page_size,
@@ -112,3 +191,16 @@ def _row(result: Result) -> dict[str, int | float]:
         "replay_microseconds": result.replay_ns // 1000,
         "requests_per_second": int(result.requests_per_second),
     }
+    if result.sharding is not None:
+        row["sharding"] = _sharding_row(result.sharding)
+    return row
+
+
+def _sharding_row(sharding: Sharding) -> dict[str, object]:
+    """Return a group's schedule and counters; what one rank alone cannot have is null."""
+    row: dict[str, object] = msgspec.to_builtins(sharding)
+    schedule = row.pop("schedule")
+    assert isinstance(schedule, dict), "a schedule is a dataclass"
+    if sharding.schedule.ranks == 1:
+        schedule |= dict.fromkeys(("rotation", "use_leases", "aimed_eviction"))
+    return schedule | row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replay.hits import HitCount
+from replay.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +13,15 @@ class Sharding:
     """What a run over the ranks of a group found besides its hits.
 
     Attributes:
-        ranks: Ranks that share the pool; 1 where each holds a copy of it.
-        skew_pages: Sum over the requests of the class skew after the placement: free pages of the
-            rank with most, less those of the rank with fewest.
+        schedule: How many ranks, and how they served.
+        placements: Requests that got their pages.
+        skew_pages: Sum over the placements of the class skew just after: free pages of the rank
+            with most, less those of the rank with fewest.
         max_skew_pages: The highest of them.
         evictions: Placements that had to evict.
-        stranded_pages: Sum over those placements of the free pages, just before, that no chain
-            could draw: all free pages less the floor, ranks times those of the fullest rank.
+        free_pages: Sum over those placements of the free pages just before, the aggregate.
+        stranded_pages: Sum over those placements of the free pages that no chain could draw: the
+            aggregate less the floor, which is ranks times the free pages of the fullest rank.
         max_stranded_pages: The highest of them.
         declined_inserts: Inserts that the tree refused for another base.
         declined_tokens: Prompt tokens that were computed and not cached because of that.
@@ -29,10 +32,12 @@ class Sharding:
         cut_requests: Requests longer than the pool, of which only the leading pages fitted.
     """
 
-    ranks: int
+    schedule: Schedule
+    placements: int
     skew_pages: int
     max_skew_pages: int
     evictions: int
+    free_pages: int
     stranded_pages: int
     max_stranded_pages: int
     declined_inserts: int
@@ -43,6 +48,11 @@ class Sharding:
     cut_requests: int
 
     @property
+    def mean_skew_pages(self) -> float:
+        """Class skew after a placement, on average."""
+        return self.skew_pages / self.placements if self.placements else 0.0
+
+    @property
     def mean_stranded_pages(self) -> float:
         """Stranded pages of a placement that had to evict, on average."""
         return self.stranded_pages / self.evictions if self.evictions else 0.0
@@ -50,7 +60,9 @@ class Sharding:
     @property
     def gather_overhead(self) -> float:
         """Pages that gathers move over the pages they are for; 1.0 is even, or no prefix."""
-        return self.block_pages * self.ranks / self.prefix_pages if self.prefix_pages else 1.0
+        if not self.prefix_pages:
+            return 1.0
+        return self.block_pages * self.schedule.ranks / self.prefix_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class Definition:
         unit: Unit of numerator and denominator.
         page_size: Tokens in a page.
         policy: Eviction policy.
-        in_flight: Requests that overlap; 1 is one after the other.
+        schedules: How ranks served; none without `--shards`.
     """
 
     hit: str
@@ -113,14 +125,17 @@ class Definition:
     unit: str
     page_size: int
     policy: str
-    in_flight: int = 1
+    schedules: tuple[Schedule, ...] = ()
 
     def describe(self) -> str:
         """Return denominator, tail rule, warm-up, order and policy in one line."""
-        order = "one request at a time"
-        if self.in_flight > 1:
-            order = f"{self.in_flight} requests in flight"
         return (
             f"hit {self.hit}: {self.meaning}; page {self.page_size}; cold start, no warm-up; "
-            f"file order, {order}; {self.policy}; outputs not cached"
+            f"file order, {self._order()}; {self.policy}; outputs not cached"
         )
+
+    def _order(self) -> str:
+        overlaps = dict.fromkeys(schedule.in_flight for schedule in self.schedules)
+        if set(overlaps) <= {1}:
+            return "one request at a time"
+        return f"{' or '.join(map(str, overlaps))} requests in flight"

@@ -39,26 +39,10 @@ from radix import (
 from replay.driver import Prompt, RunConfig
 from replay.hits import make_counter
 from replay.result import Result, Sharding
+from replay.schedule import Schedule
 
 FIRST_ROW_PAGES = 1024
 """Pages that a request row has room for at first; longer requests make the rows longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How requests overlap and are placed.
-
-    Attributes:
-        in_flight: Requests that are placed and not inserted yet, at most.
-        rotation: `chain` or `seam`.
-        use_leases: Give requests in flight that share an uncached first page the same base.
-        aimed_eviction: Make room class by class; False evicts in policy order alone.
-    """
-
-    in_flight: int = 1
-    rotation: str = "chain"
-    use_leases: bool = True
-    aimed_eviction: bool = True
 
 
 @dataclass(slots=True)
@@ -126,16 +110,15 @@ class ShardedDriver:
 
     Args:
         config: The run; its capacity is one rank's.
-        ranks: N; 1 is a pool that every rank holds a copy of.
-        schedule: How requests overlap and are placed.
+        schedule: Ranks, and how requests overlap and are placed.
     """
 
-    def __init__(self, config: RunConfig, ranks: int, schedule: Schedule) -> None:
+    def __init__(self, config: RunConfig, schedule: Schedule) -> None:
         self._config = config
-        self._ranks = ranks
+        self._ranks = schedule.ranks
         self._schedule = schedule
         self._page = config.tree_page_size
-        self._allocator = _make_allocator(config, ranks)
+        self._allocator = _make_allocator(config, schedule.ranks)
         self._cache = _WatchedCache(
             CacheInitParams(
                 disable=False,
@@ -152,6 +135,7 @@ class ShardedDriver:
         self._counter = make_counter(config.definition, config.page_size)
         self._requests = self._input_tokens = self._evicted = self._peak = self._nanoseconds = 0
         self._skew, self._stranded = _Spread(), _Spread()
+        self._free = 0
         self._prefix_pages = self._block_pages = 0
         self._declined_inserts = self._declined_tokens = self._waits = self._cut = 0
 
@@ -246,6 +230,7 @@ class ShardedDriver:
         self._peak = max(self._peak, self._allocator.layout.capacity_pages - int(after.sum()))
         if placed.num_tokens_evicted:
             self._evicted += placed.num_tokens_evicted // self._page
+            self._free += int(before.sum())
             self._stranded.add(int(before.sum() - before.min() * self._ranks))
 
     def _count_prefix(self, request: _Request, pages: int) -> None:
@@ -293,10 +278,12 @@ class ShardedDriver:
             peak_pages=self._peak,
             replay_ns=self._nanoseconds,
             sharding=Sharding(
-                ranks=self._ranks,
+                schedule=self._schedule,
+                placements=self._skew.count,
                 skew_pages=self._skew.total,
                 max_skew_pages=self._skew.highest,
                 evictions=self._stranded.count,
+                free_pages=self._free,
                 stranded_pages=self._stranded.total,
                 max_stranded_pages=self._stranded.highest,
                 declined_inserts=self._declined_inserts,

@@ -15,6 +15,8 @@ from replay.driver import Driver, Prompt, RunConfig
 from replay.errors import ReplayError
 from replay.hits import DEFAULT, MEANINGS, UNITS
 from replay.result import Definition, Result
+from replay.schedule import Schedule
+from replay.sharded import ShardedDriver
 from replay.trace import Reader, Request, TraceInfo
 from replay.units import Units, plan_units
 
@@ -32,6 +34,8 @@ class SweepConfig:
         definition: Hit definition, `D1` to `D5`.
         expand: Make every block `block_size` tokens.
         limit: Requests to replay; None for all.
+        schedules: Groups of ranks to compare at each capacity, which is then one rank's; none for
+            one pool fed one request at a time.
     """
 
     capacities: tuple[Capacity, ...]
@@ -40,6 +44,7 @@ class SweepConfig:
     definition: str = DEFAULT
     expand: bool = False
     limit: int | None = None
+    schedules: tuple[Schedule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Report:
     Attributes:
         trace: What was detected about the trace.
         definition: What a hit is.
-        results: One per capacity.
+        results: One per capacity and schedule.
         span_ms: Milliseconds from the first request to the last, as a check of the time unit; 0
             if the trace has no clock of its own.
     """
@@ -71,14 +76,14 @@ def sweep(
         on_progress: Called now and then with the share of the trace that was read.
 
     Returns:
-        The results, in the order of the capacities.
+        The results, in the order of the capacities and, at each, of the schedules.
 
     Raises:
         ReplayError: If the page size or a capacity does not fit the trace.
         TraceError: At the first bad line.
     """
     units = plan_units(reader.info, page_size=config.page_size, expand=config.expand)
-    drivers = [Driver(run) for run in _runs(reader, config, units)]
+    drivers = _drivers(_runs(reader, config, units), config.schedules)
     requests = 0
     first: Request | None = None
     last: Request | None = None
@@ -90,15 +95,26 @@ def sweep(
         requests += len(batch)
         if on_progress is not None:
             on_progress(_share(reader, requests, config.limit))
+    for driver in drivers:
+        driver.drain()
     definition = Definition(
         config.definition,
         MEANINGS[config.definition],
         UNITS[config.definition],
         units.page_size,
         config.policy,
+        config.schedules,
     )
     results = tuple(driver.result() for driver in drivers)
     return Report(reader.info, definition, results, _span_ms(reader.info, first, last))
+
+
+def _drivers(
+    runs: Sequence[RunConfig], schedules: Sequence[Schedule]
+) -> Sequence[Driver | ShardedDriver]:
+    if not schedules:
+        return [Driver(run) for run in runs]
+    return [ShardedDriver(run, schedule) for run in runs for schedule in schedules]
 
 
 def _span_ms(info: TraceInfo, first: Request | None, last: Request | None) -> int:
@@ -115,10 +131,12 @@ def _runs(reader: Reader, config: SweepConfig, units: Units) -> list[RunConfig]:
     if len(bounded) < len(config.capacities):
         working_set = _working_set(reader, config, units)
     pools = [capacity.pages(units.page_size, working_set) for capacity in config.capacities]
-    if sum(pools) > MAX_PAGES:
+    ranks = [schedule.ranks for schedule in config.schedules] or [1]
+    pages = sum(pools) * sum(ranks)
+    if pages > MAX_PAGES:
         raise ReplayError(
-            f"--capacity: {sum(pools)} pages in {len(pools)} pools; one sweep holds at most "
-            f"{MAX_PAGES}, replay fewer capacities at a time"
+            f"--capacity: {pages} pages in {len(pools) * len(ranks)} pools; one sweep holds at "
+            f"most {MAX_PAGES}, replay fewer at a time"
         )
     return [
         RunConfig(pages, units.page_size, units.tree_page_size, config.policy, config.definition)

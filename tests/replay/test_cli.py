@@ -46,8 +46,8 @@ def test_a_replay_prints_facts_table_and_definition(trace):
 
     assert result.exit_code == 0
     assert lines[0].startswith("t: Mooncake (plain), blocks of 512 tokens")
-    assert [line.split()[0] for line in lines[4:6]] == ["512", "1,536"]
-    assert lines[-1].startswith("hit D2: cached leading tokens / all input tokens")
+    assert [line.split()[0] for line in lines[6:8]] == ["512", "1,536"]
+    assert lines[9].startswith("hit D2: cached leading tokens / all input tokens")
 
 
 def test_json_output_parses(trace):
@@ -67,7 +67,7 @@ def test_every_policy_runs(trace, policy):
     result = invoke("replay", trace, "--capacity", "1p", "--policy", policy)
 
     assert result.exit_code == 0
-    assert f"; {policy}; " in result.stdout
+    assert f"; {policy}; " in " ".join(result.stdout.split())
 
 
 def test_standard_input_is_a_trace():
@@ -75,6 +75,31 @@ def test_standard_input_is_a_trace():
 
     assert result.exit_code == 0
     assert result.stdout.startswith("<stdin>: token ids (plain)")
+
+
+def test_shards_show_copies_beside_shared_pools(trace):
+    options = ["--shards", "2,4", "--in-flight", "1,2", "--rotation", "chain,seam", "--capacity"]
+    document = json.loads(invoke("replay", trace, *options, "2p,3p", "--json").stdout)
+    rows = [(row["capacity_pages"], row["sharding"]["ranks"]) for row in document["results"]]
+
+    assert rows == [(c, n) for c in (2, 3) for n in (1, 1, 2, 2, 2, 2, 4, 4, 4, 4)]
+
+
+def test_the_same_replay_prints_the_same_shards():
+    arguments = ("replay", "example", "--limit", "200", "--capacity", "20k", "--shards", "4")
+    first, second = (json.loads(invoke(*arguments, "--json").stdout) for _ in range(2))
+    for row in first["results"] + second["results"]:
+        del row["replay_microseconds"], row["requests_per_second"]
+
+    assert first == second
+
+
+def test_shards_and_their_switches_print_tables(trace):
+    options = ["--shards", "2", "--rotation", "chain", "--no-leases", "--blind-eviction"]
+    result = invoke("replay", trace, "--capacity", "1k", *options)
+
+    assert result.exit_code == 0
+    assert "Without leases. Blind eviction." in result.stdout
 
 
 def test_the_example_needs_no_file():
@@ -103,6 +128,18 @@ MISTAKES = {
     "has no blocks; use --page-size",
     ("replay", "example", "--expand"): "--expand: the trace holds token ids already; leave the "
     "option out",
+    ("replay", "t", "--shards", "many"): "--shards 'many': 'many' is no whole number from 1 to "
+    "1024; give one, or a list such as 4,8",
+    ("replay", "t", "--shards", "8", "--in-flight", "0"): "--in-flight '0': '0' is no whole number "
+    "from 1 to 1024; give one, or a list such as 1,8,32",
+    ("replay", "t", "--shards", "8", "--rotation", "up"): "--rotation 'up': 'up' is no rotation; "
+    "give chain, seam or chain,seam",
+    ("replay", "t", "--in-flight", "8"): "--in-flight: needs a sharded pool; add --shards, such as "
+    "--shards 8",
+    ("replay", "t", "--shards", "8", "--no-leases"): "--no-leases: only the chain rotation has "
+    "leases; add --rotation chain",
+    ("replay", "t", "--shards", "1024", "--capacity", "1G"): "--capacity: 2001953125 pages in 2 "
+    "pools; one sweep holds at most 134217728, replay fewer at a time",
     ("replay",): "Missing argument 'TRACE'.",
     ("replay", "t", "--capacty", "5"): "No such option '--capacty'. Did you mean '--capacity'?",
     ("replai",): "No such command 'replai'. Did you mean 'replay'?",

@@ -4,6 +4,7 @@ import pytest
 
 from replay.capacity import parse_capacities
 from replay.formats import open_trace
+from replay.schedule import Schedule
 from replay.sweep import SweepConfig, sweep
 from tests.replay.replay_builders import TRACES, TRACES_MISSING
 
@@ -111,6 +112,24 @@ def test_a_page_of_64_and_a_page_of_512_hit_the_same_when_nothing_is_evicted():
     (small,) = run(CONVERSATION, "unbounded", limit=500, page_size=64, expand=True)
 
     assert large.hit == small.hit
+
+
+def test_eight_ranks_with_seams_hit_what_one_pool_of_eight_times_the_pages_hits():
+    schedules = (Schedule(1), Schedule(8))
+    copies, shared = run(SYNTHETIC, "1000p", schedules=schedules)
+    (pooled,) = run(SYNTHETIC, "8000p")
+
+    assert copies.hit.hits == LRU_D2[SYNTHETIC][1_000]
+    assert shared.hit.rate == pytest.approx(pooled.hit.rate, abs=0.002)
+    assert shared.sharding.mean_stranded_pages < 80
+
+
+def test_leases_keep_a_pipelined_schedule_from_declining():
+    schedules = [Schedule(8, 32, "chain", use_leases=leases) for leases in (True, False)]
+    with_leases, without = run(CONVERSATION, "10000p", limit=2000, schedules=tuple(schedules))
+
+    assert with_leases.sharding.declined_tokens == 0
+    assert without.sharding.declined_tokens > 0
 
 
 def test_agent_sessions_stream_from_their_archive():

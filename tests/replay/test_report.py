@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from replay.hits import MEANINGS, UNITS, HitCount
 from replay.report import to_json, to_table
-from replay.result import Definition, Result
+from replay.result import Definition, Result, Sharding
+from replay.schedule import Schedule
 from replay.sweep import Report
 from tests.replay.replay_builders import BLOCK_INFO
 
@@ -25,14 +26,23 @@ def make_report(hit="D2"):
     return Report(BLOCK_INFO, definition, (result,))
 
 
+def flat(text):
+    """Return a text without its line breaks."""
+    return " ".join(text.split())
+
+
 TABLE = """\
-made: made (plain), blocks of 4 tokens, partial tail has an id (ceil), ids global, no timestamps
+made: made (plain), blocks of 4 tokens, partial tail has an id (ceil), ids
+global, no timestamps, 12,031 requests of 144,793,823 tokens
 
-capacity (tokens)   requests   input tokens   hit tokens   hit rate   evicted pages   peak pages   replay (s)   requests/s
-──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-          512,000     12,031    144,793,823    6,575,459   0.045413         274,653        1,000         2.00        6,016
+capacity        hit            evicted   peak  replay  requests
+(tokens)     tokens  hit rate    pages  pages     (s)     per s
+───────────────────────────────────────────────────────────────
+ 512,000  6,575,459  0.045413  274,653  1,000    2.00     6,016
 
-hit D2: cached leading tokens / all input tokens; the partial tail counts its own length; page 512; cold start, no warm-up; file order, one request at a time; lru; outputs not cached"""  # noqa: E501
+hit D2: cached leading tokens / all input tokens; the partial tail counts its
+own length; page 512; cold start, no warm-up; file order, one request at a time;
+lru; outputs not cached"""
 
 
 def test_the_table_is_this_text():
@@ -42,11 +52,11 @@ def test_the_table_is_this_text():
 def test_a_trace_with_a_clock_shows_its_span():
     report = replace(make_report(), span_ms=3_536_000)
 
-    assert to_table(report).splitlines()[0].endswith(", 3,536.0 s from first to last request")
+    assert ", 3,536.0 s from first to last request, " in flat(to_table(report))
 
 
 def test_the_heading_names_the_unit_of_other_hits():
-    assert "hits (pages)" in to_table(make_report("D1"))
+    assert "(pages)" in to_table(make_report("D1")).splitlines()[4]
 
 
 def test_json_holds_integers_and_the_definition():
@@ -85,3 +95,111 @@ def test_a_run_that_took_no_time_has_no_speed():
     idle = Result(1, 1, 0, 0, HitCount(0, 0), 0, 0, 0)
 
     assert (result.requests_per_second, idle.requests_per_second) == (6015.5, 0.0)
+
+
+def make_sharded_report(*schedules):
+    """Make a report with one result for each schedule."""
+    plain = make_report()
+    results = tuple(
+        replace(
+            plain.results[0],
+            sharding=Sharding(
+                schedule=schedule,
+                placements=12031,
+                skew_pages=25223366,
+                max_skew_pages=2633,
+                evictions=6147,
+                free_pages=70700000,
+                stranded_pages=70632517,
+                max_stranded_pages=12076,
+                declined_inserts=31,
+                declined_tokens=419212,
+                prefix_pages=103893,
+                block_pages=21698,
+                waits=1,
+                cut_requests=2,
+            ),
+        )
+        for schedule in schedules
+    )
+    definition = replace(plain.definition, schedules=schedules)
+    return replace(plain, definition=definition, results=results)
+
+
+SHARDED_TABLES = """\
+capacity                      in        hit            evicted  replay
+(tokens)  pool  rotation  flight     tokens  hit rate    pages     (s)
+──────────────────────────────────────────────────────────────────────
+ 512,000    1x         -       8  6,575,459  0.045413  274,653    2.00
+ 512,000    8x     chain       8  6,575,459  0.045413  274,653    2.00
+
+capacity                      in     skew  stranded  declined  declined
+(tokens)  pool  rotation  flight    pages     pages   inserts    tokens  gather
+───────────────────────────────────────────────────────────────────────────────
+ 512,000    8x     chain       8  2,096.5  11,490.6        31   419,212    1.67
+"""
+
+
+def test_a_sharded_report_shows_hits_and_balance_of_each_pool():
+    text = to_table(make_sharded_report(Schedule(1, 8), Schedule(8, 8, "chain")))
+
+    assert SHARDED_TABLES in text
+    assert "capacity: of one rank. 1x: every rank holds a copy" in text
+    assert "; file order, 8 requests in flight; lru" in flat(text)
+
+
+def test_no_line_is_wider_than_80_columns():
+    text = to_table(make_sharded_report(Schedule(1, 8), Schedule(8, 8, "chain")))
+
+    assert max(map(len, [*text.splitlines(), *to_table(make_report()).splitlines()])) <= 80
+
+
+def test_the_replicated_pool_alone_has_no_balance():
+    assert "stranded\n" not in to_table(make_sharded_report(Schedule(1)))
+
+
+def test_what_was_turned_off_is_said():
+    schedule = Schedule(8, 1, "chain", use_leases=False, aimed_eviction=False)
+
+    assert "\nWithout leases. Blind eviction.\n" in to_table(make_sharded_report(schedule))
+
+
+def test_a_pool_that_never_evicts_has_no_stranding_to_tell():
+    report = make_sharded_report(Schedule(8))
+    sharding = replace(report.results[0].sharding, evictions=0, stranded_pages=0)
+    report = replace(report, results=(replace(report.results[0], sharding=sharding),))
+
+    assert "2,096.5         -  " in to_table(report)
+
+
+def test_json_of_a_sharded_run_holds_its_schedule_and_integers():
+    document = json.loads(to_json(make_sharded_report(Schedule(1, 8), Schedule(8, 8, "chain"))))
+    copies, shared = (row["sharding"] for row in document["results"])
+
+    assert (copies["ranks"], copies["rotation"], copies["use_leases"]) == (1, None, None)
+    assert shared == {
+        "ranks": 8,
+        "in_flight": 8,
+        "rotation": "chain",
+        "use_leases": True,
+        "aimed_eviction": True,
+        "placements": 12031,
+        "skew_pages": 25223366,
+        "max_skew_pages": 2633,
+        "evictions": 6147,
+        "free_pages": 70700000,
+        "stranded_pages": 70632517,
+        "max_stranded_pages": 12076,
+        "declined_inserts": 31,
+        "declined_tokens": 419212,
+        "prefix_pages": 103893,
+        "block_pages": 21698,
+        "waits": 1,
+        "cut_requests": 2,
+    }
+
+
+def test_a_plain_run_has_no_sharding_in_json():
+    (row,) = json.loads(to_json(make_report()))["results"]
+
+    assert "sharding" not in row

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from replay.capacity import parse_capacities
 from replay.errors import ReplayError
 from replay.hits import MEANINGS
+from replay.schedule import Schedule
 from replay.sweep import SweepConfig, sweep
 from replay.synthetic import ChatSpec, Range, generate
 from replay.trace import Request
@@ -123,6 +124,51 @@ def test_progress_ends_at_the_limit():
     sweep(reader, SweepConfig(parse_capacities("40"), limit=100), shares.append)
 
     assert shares == [0.64, 1.0]
+
+
+@settings(max_examples=15, deadline=None)
+@given(prompts=block_traces())
+def test_one_replicated_rank_equals_the_plain_sweep(prompts):
+    reader = make_block_reader(prompts)
+    plain = run(reader, "8,16,unbounded")
+    replicated = run(reader, "8,16,unbounded", schedules=(Schedule(1),))
+
+    assert [replace(r, sharding=None) for r in counters(replicated)] == counters(plain)
+
+
+@pytest.mark.parametrize("rotation", ["chain", "seam"])
+@settings(max_examples=15, deadline=None)
+@given(prompts=block_traces())
+def test_an_expanded_sharded_replay_equals_the_fast_path(rotation, prompts):
+    reader, schedules = make_block_reader(prompts), (Schedule(2, 1, rotation), Schedule(3, 2))
+    fast = run(reader, "4,12,24", schedules=schedules)
+    expanded = run(reader, "4,12,24", schedules=schedules, expand=True)
+
+    assert counters(fast) == counters(expanded)
+
+
+def test_capacities_come_first_and_schedules_within_each():
+    reader = make_block_reader([([1, 2], 8)])
+    schedules = (Schedule(1), Schedule(2, 3))
+    results = run(reader, "4,8", schedules=schedules).results
+
+    assert [(r.capacity_pages, r.sharding.schedule) for r in results] == [
+        (pages, schedule) for pages in (1, 2) for schedule in schedules
+    ]
+
+
+def test_requests_still_in_flight_are_inserted_at_the_end():
+    reader = make_block_reader([([1, 2], 8)])
+    (result,) = run(reader, "unbounded", schedules=(Schedule(2, 8, "chain"),)).results
+
+    assert (result.peak_pages, result.sharding.placements) == (2, 1)
+
+
+def test_ranks_count_when_pools_are_too_large_together():
+    reader = make_block_reader([([1], 4)])
+
+    with pytest.raises(ReplayError, match="180000000 pages in 2 pools"):
+        run(reader, "20000000p", schedules=(Schedule(1), Schedule(8)))
 
 
 def test_a_generated_trace_shows_its_seed_in_its_hits():
