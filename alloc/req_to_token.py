@@ -133,11 +133,43 @@ class ReqToTokenPool:
             ValueError: not exactly one of slots and pages, the range leaves the row, or the
                 slots don't sit at their positions' offsets in their pages.
         """
-        self._check_row(row)
         if (slots is None) == (pages is None):
             raise ValueError("pass exactly one of slots and pages")
         if pages is not None:
-            ids = as_int64(pages, "pages")
+            self.write_pages([row], [start], [pages])
+            return
+        self._check_row(row)
+        locs = self.io.to_host(slots)
+        self._check_range(start, start + len(locs))
+        if len(locs):
+            self._commit([(row, *self._pages_of_slots(start, locs))])
+
+    def write_pages(
+        self, rows: Sequence[int], starts: Sequence[int], pages: Sequence[PageIds]
+    ) -> None:
+        """Write page ids into several rows, tables and mirrors together, in one step.
+
+        A device gets one copy of all ids. Last pages are written to their ends, as by ``write``.
+
+        Args:
+            rows: distinct rows in use.
+            starts: position of each row's first page; multiples of page_size.
+            pages: int64[n] page ids for each row, host; n may be 0.
+
+        Raises:
+            ValueError: a row is not in use or named twice, or a range leaves its row. Nothing
+                changed.
+        """
+        if not len(rows) == len(starts) == len(pages):
+            raise ValueError(
+                f"{len(rows)} rows, {len(starts)} starts and {len(pages)} lists differ"
+            )
+        if len(set(rows)) < len(rows):
+            raise ValueError(f"rows {list(rows)} name a row twice; pass distinct rows")
+        runs: list[tuple[int, int, PageIds]] = []
+        for row, start, given in zip(rows, starts, pages, strict=True):
+            self._check_row(row)
+            ids = as_int64(given, "pages")
             if start % self.page_size:
                 raise ValueError(
                     f"start={start} must be a multiple of page_size={self.page_size} "
@@ -145,26 +177,31 @@ class ReqToTokenPool:
                 )
             last_page = start + (len(ids) - 1) * self.page_size
             self._check_range(start, last_page + 1 if len(ids) else start)
-        else:
-            locs = self.io.to_host(slots)
-            self._check_range(start, start + len(locs))
-            start, ids = self._pages_of_slots(start, locs)
-        if not len(ids):
+            if len(ids):
+                runs.append((row, start, ids))
+        self._commit(runs)
+
+    def _commit(self, runs: list[tuple[int, int, PageIds]]) -> None:
+        """Write runs of (row, aligned start, pages), after checking that the pages fit."""
+        if not runs:
             return
-        first = start // self.page_size
-        highest = (_MAX_TABLE_SLOT + 1) // self.page_size - 1
+        ps = self.page_size
+        ids = np.concatenate([pages for _, _, pages in runs])
+        highest = (_MAX_TABLE_SLOT + 1) // ps - 1
         if ids.min() < 0 or ids.max() > highest:
             raise ValueError(
                 f"pages {int(ids.min())} to {int(ids.max())} don't fit an int32 table; valid "
-                f"pages of {self.page_size} tokens are [0, {highest}]"
+                f"pages of {ps} tokens are [0, {highest}]"
             )
-        out = self.io.empty(len(ids) * self.page_size)
-        self.io.fill_pages(out, ids, self.page_size)
-        stop = min(start + len(ids) * self.page_size, self.max_context_len)
-        self.req_to_token[row, start:stop] = out[: stop - start]
-        self._mirror[row, first : first + len(ids)] = ids
-        if start <= self._mirror_len[row]:
-            self._mirror_len[row] = max(stop, int(self._mirror_len[row]))
+        stops = [min(start + len(pages) * ps, self.max_context_len) for _, start, pages in runs]
+        starts = np.array([row * self.max_context_len + start for row, start, _ in runs])
+        lens = np.array([stop - run[1] for stop, run in zip(stops, runs, strict=True)])
+        self.io.write_rows(self.req_to_token, starts, lens, ids, ps)
+        for (row, start, pages), stop in zip(runs, stops, strict=True):
+            first = start // ps
+            self._mirror[row, first : first + len(pages)] = pages
+            if start <= self._mirror_len[row]:
+                self._mirror_len[row] = max(stop, int(self._mirror_len[row]))
 
     def pages(self, row: int, start: int, stop: int) -> PageIds:
         """Return the page ids of positions ``[start, stop)`` of a row: int64, host.

@@ -25,10 +25,10 @@ def extend_slots(
     if not len(out):
         return
     token, run = _tokens_and_runs(plan[0], len(out))
-    token_starts, new_starts, page_starts = plan[:, run]
+    token_starts, new_starts, page_starts = plan.index_select(1, run)
     offset = token - new_starts
-    page = pages[page_starts + offset.clamp(min=0) // page_size]
-    in_last_page = last_loc[run].to(torch.int64) + 1 + token - token_starts
+    page = pages.index_select(0, page_starts + offset.clamp(min=0) // page_size)
+    in_last_page = last_loc.index_select(0, run).to(torch.int64) + 1 + token - token_starts
     in_new_page = page * page_size + offset % page_size
     torch.where(offset >= 0, in_new_page, in_last_page, out=out)
 
@@ -45,13 +45,17 @@ def write_rows(
     if not num_tokens:
         return
     token, run = _tokens_and_runs(plan[0], num_tokens)
-    token_starts, table_starts, page_starts = plan[:, run]
+    token_starts, table_starts, page_starts = plan.index_select(1, run)
     offset = token - token_starts
-    slots = pages[page_starts + offset // page_size] * page_size + offset % page_size
-    table.view(-1)[table_starts + offset] = slots.to(table.dtype)
+    page = pages.index_select(0, page_starts + offset // page_size)
+    slots = page * page_size + offset % page_size
+    table.view(-1).scatter_(0, table_starts + offset, slots.to(table.dtype))
 
 
 def _tokens_and_runs(token_starts: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, ...]:
     """Return 0 .. num_tokens - 1 and the last run that starts at or before each."""
-    token = torch.arange(num_tokens, dtype=torch.int64, device=token_starts.device)
-    return token, torch.searchsorted(token_starts, token, right=True) - 1
+    device = token_starts.device
+    lens = torch.diff(token_starts, append=token_starts.new_full((1,), num_tokens))
+    runs = torch.arange(len(token_starts), device=device)
+    tokens = torch.arange(num_tokens, device=device)
+    return tokens, torch.repeat_interleave(runs, lens, output_size=num_tokens)
