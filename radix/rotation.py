@@ -75,19 +75,29 @@ def derived_base(layout: PageLayout, pages: PageIds, start: int) -> int | None:
     return layout.base_of(int(pages[0]), start)
 
 
-def stamp(plan: InsertPlan, layout: PageLayout, policy: RotationPolicy) -> None:
-    """Check a sharded insert's new pages against its base, or derive the base from them.
+def stamp(
+    plan: InsertPlan, layout: PageLayout, policy: RotationPolicy, *, derive: bool = True
+) -> None:
+    """Check an insert's new pages against its base, or derive the base from them.
 
-    A derived base that the chain would refuse is left out: the node is stamped None.
+    A derived base that the chain would refuse is left out: the node is stamped None. In a pool of
+    one class a base is an opaque label: nothing is checked.
+
+    Args:
+        plan: the insert, not declined.
+        layout: says each page's class.
+        policy: says what a chain refuses.
+        derive: False leaves an insert without a base as it is: its pages lie on any class.
 
     Raises:
         ValueError: a new page does not lie where the given base puts it.
     """
-    new, start = plan.new_pages(), plan.walk.num_pages
+    start = plan.walk.num_pages
     if plan.rotation_base is not None:
-        check_base(layout, new, start, plan.rotation_base)
-        return
-    base = derived_base(layout, new, start)
-    deepest = plan.walk.deepest()
-    if deepest is None or not policy.declines(deepest.rotation_base, base):
-        plan.rotation_base = base
+        if layout.num_classes > 1:
+            check_base(layout, plan.new_pages(), start, plan.rotation_base)
+    elif derive:
+        base = derived_base(layout, plan.new_pages(), start)
+        deepest = plan.walk.deepest()
+        if deepest is None or not policy.declines(deepest.rotation_base, base):
+            plan.rotation_base = base

@@ -104,8 +104,8 @@ def alloc_for_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendAll
         nothing changed then.
 
     Raises:
-        ValueError: a chunk is longer than a row, or (sharded) starts or ends inside a page without
-            being the request's last. Nothing changed.
+        ValueError: a request is named twice, or a chunk is longer than a row, or (sharded) starts
+            or ends inside a page without being the request's last. Nothing changed.
     """
     placer = _Placer(cache, reqs)
     if not placer.preview().fits:
@@ -156,10 +156,9 @@ class _Placer:
         self.bases = [placement.drawn for placement in self.placements]
 
     def preview(self) -> ExtendPreview:
-        allocator = self.cache.allocator
         return ExtendPreview(
-            allocator.pages_by_class(self.batch.prefix_lens, self.batch.seq_lens, self.bases),
-            allocator.free_list.counts(),
+            self._required(),
+            self.cache.allocator.free_list.counts(),
             self.cache.tree_core.component.evictable_by_class(),
             [placement.recorded for placement in self.placements],
             sum(req.kv.req_pool_idx is None for req in self.reqs),
@@ -180,29 +179,39 @@ class _Placer:
         assert rows is not None, "the preview counted the free rows"
         stops = (batch.page_starts + batch.new_pages).tolist()
         starts = batch.page_starts.tolist()
+        firsts = (batch.prefix_pages * cache.page_size).tolist()
+        written: list[PageIds] = []
         for i, req in enumerate(self.reqs):
             pages = drawn.pages[starts[i] : stops[i]]
             if req.kv.req_pool_idx is None:
                 req.kv.req_pool_idx = rows.pop(0)
-                pool.write(req.kv.req_pool_idx, 0, pages=np.concatenate([prefixes[i], pages]))
-            else:
-                first = int(batch.prefix_pages[i]) * cache.page_size
-                pool.write(req.kv.req_pool_idx, first, pages=pages)
+                firsts[i], pages = 0, np.concatenate([prefixes[i], pages])
+            written.append(pages)
             self._record(i)
+        pool.write_pages([req.kv.req_pool_idx for req in self.reqs], firsts, written)
         allocator.io.fill_extend(out, batch, last_locs, drawn.pages)
         recorded = [placement.recorded for placement in self.placements]
         return ExtendAllocation(out, drawn.pages, recorded, evicted)
 
+    def _required(self) -> IntArray:
+        """Return the pages that each class gives, now or after an eviction."""
+        return self.cache.allocator.pages_by_class(
+            self.batch.prefix_lens,
+            self.batch.seq_lens,
+            self.bases,
+            evictable_by_class=self.cache.tree_core.component.evictable_by_class(),
+        )
+
     def _make_room(self) -> int:
-        allocator, batch = self.cache.allocator, self.batch
-        required = allocator.pages_by_class(batch.prefix_lens, batch.seq_lens, self.bases)
+        cache = self.cache
+        # A draw without bases takes any class: only the number of evicted pages counts.
+        aims = cache.aimed_eviction and cache.is_sharded
         evicted = 0
-        while (deficits := allocator.class_deficits(required)).any():
+        while (deficits := cache.allocator.class_deficits(self._required())).any():
             params = EvictParams(
-                int(deficits.sum()) * self.cache.page_size,
-                tuple(deficits.tolist()) if self.cache.aimed_eviction else None,
+                int(deficits.sum()) * cache.page_size, tuple(deficits.tolist()) if aims else None
             )
-            freed = self.cache.evict(params).num_tokens_evicted
+            freed = cache.evict(params).num_tokens_evicted
             assert freed, "the preview counted the evictable pages of every class"
             evicted += freed
         return evicted
@@ -300,6 +309,8 @@ class _Placer:
     def _check_lengths(self) -> None:
         batch, page_size = self.batch, self.cache.page_size
         longest = self.cache.pool().max_context_len
+        if len({id(req) for req in self.reqs}) < len(self.reqs):
+            raise ValueError("the batch names a request twice; pass distinct requests")
         for i, req in enumerate(self.reqs):
             prefix, stop = int(batch.prefix_lens[i]), int(batch.seq_lens[i])
             if stop > longest:

@@ -161,8 +161,7 @@ class UnifiedRadixCache:
             deepest = plan.walk.deepest()
             node_id = core.root_node_handle() if deepest is None else deepest.id
             return InsertResult(prefix_len, node_id, True, pages[:0], pages[: plan.num_pages])
-        if self.is_sharded:
-            stamp(plan, self.allocator.layout, self.rotation)
+        stamp(plan, self.allocator.layout, self.rotation, derive=self.is_sharded)
         new, duplicates = pages[plan.walk.num_pages : plan.num_pages], plan.duplicate_pages
         if len(duplicates):
             self.allocator.check_held(np.concatenate([new, duplicates]))
