@@ -16,6 +16,7 @@
 """
 
 from radix.components import ComponentType, FullComponent, TreeComponent
+from radix.detached import DroppedRun
 from radix.eviction import POLICIES
 from radix.key import RadixKey
 from radix.node import NodeId, TreeNode
@@ -52,6 +53,7 @@ __all__ = [
     "InsertResult",
     "EvictParams",
     "EvictResult",
+    "DroppedRun",
     "LockReceipt",
     "Req",
     # placing a batch

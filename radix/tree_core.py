@@ -25,6 +25,7 @@ import numpy as np
 from alloc import PageIds, PageLayout
 from radix.aiming import WINDOW, aim, attainable
 from radix.components import TreeComponent
+from radix.detached import DroppedRun, dropped_run
 from radix.eviction import Frontier, policy_named
 from radix.key import PLAIN, RadixKey, unit_bytes_of
 from radix.locks import LockTable
@@ -288,11 +289,12 @@ class UnifiedTreeCore:
 
     # Eviction
 
-    def evict(self, num_pages: int) -> PageIds:
+    def evict(self, num_pages: int, runs: list[DroppedRun] | None = None) -> PageIds:
         """Drop up to ``num_pages`` unlocked pages in policy order; returns their ids.
 
         The first leaf loses pages from its tail; a parent becomes a candidate when its last
-        child goes. Cost: O(log leaves) for each node that goes, O(pages) to copy ids.
+        child goes. What goes is appended to ``runs`` where given. Cost: O(log leaves) for each
+        node that goes, O(pages) to copy ids; O(path) for each run.
         """
         self._check_usable()
         dropped: list[bytes] = []
@@ -303,19 +305,25 @@ class UnifiedTreeCore:
                 break
             node = self._nodes[node_id]
             taken = min(num_pages, node.num_pages)
+            if runs is not None:
+                runs.append(dropped_run(node, taken, self.page_size))
             dropped.append(self._trim(node, taken))
             num_pages -= taken
         self._committing = False
         return np.frombuffer(b"".join(dropped), dtype=np.int64)
 
     def evict_classes(
-        self, deficits: Sequence[int], layout: PageLayout, window: int = WINDOW
+        self,
+        deficits: Sequence[int],
+        layout: PageLayout,
+        window: int = WINDOW,
+        runs: list[DroppedRun] | None = None,
     ) -> PageIds:
         """Drop unlocked pages until each class has given its deficit; returns the page ids.
 
         Prefers, among the first ``window`` leaves in policy order, those that end in a page of a
         short class (``radix.aiming``). A class without evictable pages is given up at once,
-        instead of draining the tree for it.
+        instead of draining the tree for it. ``runs`` is as in ``evict``.
 
         Cost: O(window) for each leaf that is trimmed.
         """
@@ -326,6 +334,8 @@ class UnifiedTreeCore:
         while attainable(wanted, self.component.evictable_by_class()):
             leaves = (self._nodes[node_id] for node_id in self._frontier.window(window))
             node, num_pages = aim(layout, leaves, wanted)
+            if runs is not None:
+                runs.append(dropped_run(node, num_pages, self.page_size))
             dropped.append(self._trim(node, num_pages))
             wanted -= layout.count_classes(np.frombuffer(dropped[-1], dtype=np.int64))
         self._committing = False

@@ -29,6 +29,7 @@ from alloc import (
 from alloc.spaces import as_int64
 from radix import invariants
 from radix.components import make_component
+from radix.detached import DroppedRun, drop_pages
 from radix.key import RadixKey
 from radix.leases import LeaseTable
 from radix.node import NodeId
@@ -216,17 +217,20 @@ class UnifiedRadixCache:
         Raises:
             ValueError: num_tokens or a deficit is negative, or there is not one deficit a class.
         """
-        if params.num_tokens < 0:
-            raise ValueError(f"num_tokens={params.num_tokens} must not be negative")
-        if params.class_deficits is None:
-            pages = self.tree_core.evict(ceil_div(params.num_tokens, self.page_size))
-        else:
-            layout, deficits = self.allocator.layout, params.class_deficits
-            if len(deficits) != layout.num_classes or min(deficits) < 0:
-                raise ValueError(
-                    f"class_deficits={deficits} must be {layout.num_classes} counts >= 0"
-                )
-            pages = self.tree_core.evict_classes(deficits, layout)
+        return self._release(drop_pages(self.tree_core, self.allocator.layout, params))
+
+    def detach(self, params: EvictParams) -> list[DroppedRun]:
+        """Evict from the tree alone; the caller copies the pages, then calls ``release_runs``."""
+        runs: list[DroppedRun] = []
+        drop_pages(self.tree_core, self.allocator.layout, params, runs)
+        return runs
+
+    def release_runs(self, runs: Iterable[DroppedRun]) -> EvictResult:
+        """Free the pages of detached runs."""
+        dropped = [run.dropped() for run in runs]
+        return self._release(np.concatenate(dropped)) if dropped else EvictResult()
+
+    def _release(self, pages: PageIds) -> EvictResult:
         if len(pages):
             self.allocator.release_cached(pages)
         return EvictResult(len(pages) * self.page_size)
