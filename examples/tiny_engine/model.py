@@ -11,6 +11,7 @@ The model knows no slots and no pages: ``BatchKv`` writes the new tokens' KV and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -95,7 +96,7 @@ class Weights:
     def matrix(self, rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
         """Return a matrix that keeps the size of what it is applied to, times ``gain``."""
         values = torch.randn(rows, columns, generator=self._generator)
-        return values.to(self._device, COMPUTE_DTYPE) * (gain / rows**0.5)
+        return values.to(self._device, COMPUTE_DTYPE) * (gain / math.sqrt(rows))
 
 
 class Attention:
