@@ -78,6 +78,11 @@ class MHATokenToKVPool:
         """Bytes of one token in one layer, K and V together."""
         return 2 * self.head_num * self.head_dim * self.dtype.itemsize
 
+    def layer_rows(self) -> list[tuple[torch.Tensor, ...]]:
+        """Return each layer's tensors as rows of bits, K then V: integer[rows, width] views."""
+        pairs = zip(self.k_buffer, self.v_buffer, strict=True)
+        return [(row_bits(k), row_bits(v)) for k, v in pairs]
+
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return a layer's keys: dtype[size + page_size, head_num, head_dim]."""
         return self.k_buffer[self.layers.index(layer_id)]
@@ -175,6 +180,10 @@ class MLATokenToKVPool:
     def row_bytes(self) -> int:
         """Bytes of one token in one layer."""
         return self.kv_dim * self.dtype.itemsize
+
+    def layer_rows(self) -> list[tuple[torch.Tensor, ...]]:
+        """Return each layer's one tensor as rows of bits: integer[rows, width] views."""
+        return [(row_bits(kv),) for kv in self.kv_buffer]
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return a layer's rows, latent and rope: dtype[rows, 1, kv_dim]."""

@@ -18,7 +18,6 @@ from scratch.group import GatherGroup
 from scratch.page_source import PageSource
 from scratch.plan import ShardExtendPlan
 from scratch.pools import MHATokenToKVPool, MLATokenToKVPool
-from scratch.storage import row_bits
 
 
 class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
@@ -65,7 +64,7 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
         self.shard = ShardExtend(
             shard_spec,
             shard_group,
-            [(row_bits(k), row_bits(v)) for k, v in zip(self.k_buffer, self.v_buffer, strict=True)],
+            self.layer_rows(),
             layout=_pool_layout(shard_spec, size, page_size, layout),
             start_layer=self.layers.start,
             debug=debug,
@@ -176,7 +175,7 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
         self.shard = ShardExtend(
             shard_spec,
             shard_group,
-            [(row_bits(kv),) for kv in self.kv_buffer],
+            self.layer_rows(),
             layout=_pool_layout(shard_spec, size, page_size, layout),
             start_layer=self.layers.start,
             debug=debug,
