@@ -394,14 +394,16 @@ class BaseTokenToKVPoolAllocator(ABC):
 
 
 def _distinct(pages: IntArray) -> IntArray:
-    """Return distinct values in ascending order; runs of equals and sorted input stay cheap."""
-    if len(pages) < 2:
-        return pages
-    steps = np.diff(pages)
-    if (steps < 0).any():
-        pages = np.sort(pages)
-        steps = np.diff(pages)
-    keep = np.empty(len(pages), dtype=np.bool_)
-    keep[0] = True
-    np.not_equal(steps, 0, out=keep[1:])
-    return pages[keep]
+    """Return distinct values in ascending order; of a run of equals only the first is sorted."""
+    heads = _run_heads(pages)
+    if (heads[1:] < heads[:-1]).any():
+        heads.sort()
+        heads = _run_heads(heads)
+    return heads
+
+
+def _run_heads(values: IntArray) -> IntArray:
+    """Return a copy with one value of each run of equals."""
+    keep = np.ones(len(values), dtype=np.bool_)
+    np.not_equal(values[1:], values[:-1], out=keep[1:])
+    return values[keep]
