@@ -33,7 +33,7 @@ def _kernel(*numbers: str) -> Callable[[Kernel], Any]:
 
 @_kernel("pages", "num_slots")
 def _expand_pages_kernel(
-    out: Any, pages: Any, num_slots: Any, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr
+    out: tl.tensor, pages: tl.tensor, num_slots: tl.tensor, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = slot < num_slots
@@ -42,7 +42,7 @@ def _expand_pages_kernel(
 
 
 @_kernel("num_runs", "first_step")
-def _find_run(token: Any, token_starts: Any, num_runs: Any, first_step: Any) -> Any:
+def _find_run(token: tl.tensor, token_starts: tl.tensor, num_runs: tl.tensor, first_step: tl.tensor) -> tl.tensor:
     """Return the last run that starts at or before each token; run 0 starts at 0."""
     run = token * 0
     step = first_step
@@ -57,13 +57,13 @@ def _find_run(token: Any, token_starts: Any, num_runs: Any, first_step: Any) -> 
 
 @_kernel("last_loc", "pages", "num_runs", "num_tokens", "first_step")
 def _extend_slots_kernel(
-    out: Any,
-    plan: Any,
-    last_loc: Any,
-    pages: Any,
-    num_runs: Any,
-    num_tokens: Any,
-    first_step: Any,
+    out: tl.tensor,
+    plan: tl.tensor,
+    last_loc: tl.tensor,
+    pages: tl.tensor,
+    num_runs: tl.tensor,
+    num_tokens: tl.tensor,
+    first_step: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -83,7 +83,7 @@ def _extend_slots_kernel(
 
 @_kernel("fresh_locs", "last_loc", "num_requests")
 def _decode_slots_kernel(
-    out: Any, fresh_locs: Any, last_loc: Any, num_requests: Any, BLOCK: tl.constexpr
+    out: tl.tensor, fresh_locs: tl.tensor, last_loc: tl.tensor, num_requests: tl.tensor, BLOCK: tl.constexpr
 ) -> None:
     request = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = request < num_requests
@@ -94,12 +94,12 @@ def _decode_slots_kernel(
 
 @_kernel("pages", "num_runs", "num_tokens", "first_step")
 def _write_rows_kernel(
-    table: Any,
-    plan: Any,
-    pages: Any,
-    num_runs: Any,
-    num_tokens: Any,
-    first_step: Any,
+    table: tl.tensor,
+    plan: tl.tensor,
+    pages: tl.tensor,
+    num_runs: tl.tensor,
+    num_tokens: tl.tensor,
+    first_step: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
