@@ -102,13 +102,13 @@ class TreeNode:
     def child_at(self, namespace: Namespace, first_page: bytes) -> TreeNode | None:
         """Return the root's child of a namespace that starts with a page."""
         return self.children.get(
-            first_page if namespace is PLAIN else (namespace, first_page),
+            first_page if namespace is PLAIN or namespace == PLAIN else (namespace, first_page),
         )
 
     def child_key(self, child: TreeNode, page_bytes: int) -> Any:
         """Return what a child is filed under: its first page, and at the root its namespace."""
         first_page = child.key[:page_bytes]
-        if self.parent is not None or child.namespace is PLAIN:
+        if self.parent is not None or child.namespace == PLAIN:
             return first_page
         return (child.namespace, first_page)
 

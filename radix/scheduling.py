@@ -22,7 +22,7 @@ from alloc import (
     ceil_div,
     page_interleave_shard_size,
 )
-from radix.key import Namespace
+from radix.key import RadixKey
 from radix.params import EvictParams, EvictResult, Req
 from radix.unified_cache import UnifiedRadixCache
 
@@ -251,29 +251,44 @@ class _Placer:
         core = cache.tree_core
         if req.last_node is not None and req.last_node != core.root_node_handle():
             return self._place_below(req, fresh)
-        first_page = self._first_page(req)
-        if first_page is None or cache.rotation.name != "chain":
+        first = self._first_page(req)
+        if first is None or cache.rotation.name != "chain":
             return _Placement(fresh, fresh)
-        child = core.root().children.get(first_page)
-        if child is not None:
-            base = child.rotation_base
-            return _Placement(fresh if base is None else base, base)
+        child = core.root().child_at(first.namespace, first.data)
+        if child is not None and child.rotation_base is None:
+            return _Placement(fresh, None)
+        base = None if child is None else child.rotation_base
         if not cache.use_leases:
-            return _Placement(fresh, fresh)
-        base = planned.get(first_page)
-        if base is None:
-            base = cache.leases.base_of(first_page)
-        if base is None:
-            base = fresh
-        planned[first_page] = base
-        return _Placement(base, base, first_page)
+            base = fresh if base is None else base
+            return _Placement(base, base)
+        return self._lease((first.namespace, first.data), base, fresh, planned)
 
-    def _first_page(self, req: Req) -> tuple[Namespace, bytes] | None:
-        """Return what a request's chain is filed under at the root; None without a whole page."""
+    def _lease(
+        self, chain: Any, cached: int | None, fresh: int, planned: dict[Any, int]
+    ) -> _Placement:
+        """Lease the base of a chain: the cached one's, a lease's in flight, or ``fresh``.
+
+        A cached chain that the request does not lock is leased too: it may be evicted before the
+        request inserts, and a request that starts the chain anew must find this base.
+        """
+        held = planned.get(chain)
+        if held is None:
+            held = self.cache.leases.base_of(chain)
+        if cached is not None and held not in (None, cached):
+            return _Placement(cached, cached)
+        base = cached if cached is not None else held
+        planned[chain] = base = fresh if base is None else base
+        return _Placement(base, base, chain)
+
+    def _first_page(self, req: Req) -> RadixKey | None:
+        """Return the first page of a request's key, in this chunk or past it; None without one."""
         page_size = self.cache.page_size
-        tokens = req.get_fill_ids()[: page_size + self.cache.is_bigram]
+        count = page_size + self.cache.is_bigram
+        tokens = req.get_fill_ids()[:count]
+        if len(tokens) < count:
+            tokens = [*req.origin_input_ids[:count], *req.output_ids[:count]][:count]
         key = self.cache.key_of(req, tokens)
-        return (key.namespace, key.data) if len(key) >= page_size else None
+        return key if len(key) >= page_size else None
 
     def _place_below(self, req: Req, fresh: int) -> _Placement:
         """Return the base of a request whose prefix is cached.
