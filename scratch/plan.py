@@ -37,10 +37,10 @@ from scratch.owner_major import (
     first_repeat,
     first_shared,
     key_dtype,
+    may_be_cyclic,
     owner_major,
     sorted_keys,
     sorted_keys_of_runs,
-    sorted_keys_of_seams,
 )
 from scratch.page_positions import PagePositions
 from scratch.page_source import PageSource, read_page_rows
@@ -294,22 +294,24 @@ class ShardExtendPlanner:
         return owner_major(layout, keys)
 
     def _prefix_keys(self, prefix: Ints, counts: list[int]) -> Ints:
-        """Return the sort keys of the prefix pages after checking that owners are cyclic."""
+        """Return the sort keys of the prefix pages; without exact blocks, check their owners."""
         ends = list(accumulate(counts))
         runs = [prefix[end - count : end] for end, count in zip(ends, counts, strict=True) if count]
         if not runs:
             return prefix
+        if self.exact_blocks and not all(may_be_cyclic(self.layout, run) for run in runs):
+            return sorted_keys(self.layout, prefix)
         try:
             return sorted_keys_of_runs(self.layout, runs)
         except NotCyclicError as error:
-            if not self.exact_blocks:
-                request = [number for number, count in enumerate(counts) if count][error.run]
-                raise ValueError(
-                    f"the prefix owners of request {request} in the batch are not cyclic: blocks "
-                    f"of Σ ceil(K_i / N) pages need one rotation base per request; plan with "
-                    f"exact_blocks=True"
-                ) from None
-        return sorted_keys_of_seams(self.layout, prefix, ends)
+            if self.exact_blocks:
+                return sorted_keys(self.layout, prefix)
+            request = [number for number, count in enumerate(counts) if count][error.run]
+            raise ValueError(
+                f"the prefix owners of request {request} in the batch are not cyclic: blocks of "
+                f"Σ ceil(K_i / N) pages need one rotation base per request; plan with "
+                f"exact_blocks=True"
+            ) from None
 
     def _block_pages(self, order: OwnerMajor, prefix_counts: list[int]) -> int:
         """Return the pages of a block, after checking that no rank owns more."""

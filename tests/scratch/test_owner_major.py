@@ -9,10 +9,10 @@ from alloc import PageLayout
 from scratch.owner_major import (
     NotCyclicError,
     key_dtype,
+    may_be_cyclic,
     owner_major,
     sorted_keys,
     sorted_keys_of_runs,
-    sorted_keys_of_seams,
 )
 
 
@@ -59,21 +59,13 @@ def test_a_run_that_skips_a_rank_is_named(case, data):
     assert error.value.run == bad
 
 
-@given(st.integers(1, 4), st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
-def test_prefixes_over_seams_give_the_keys_of_one_sort(n, lens, data):
-    """Any owners: few long runs, or none."""
-    layout = PageLayout(4, n, n, 30)
-    pages, starts = [], []
-    for length in lens:
-        starts.append(len(pages))
-        owner = 0
-        for i in range(length):
-            owner = data.draw(st.integers(0, n - 1)) if i % 16 == 0 else (owner + 1) % n
-            pages.append(layout.page_at(owner, data.draw(st.integers(1, 30))))
-    array = np.array(pages, dtype=np.int32)
-    assert (
-        sorted_keys(layout, array).tolist() == sorted_keys_of_seams(layout, array, starts).tolist()
-    )
+@given(cyclic_run_lists())
+def test_cyclic_runs_end_where_they_should(case):
+    layout, runs = case
+    for run in runs:
+        assert may_be_cyclic(layout, run)
+        if layout.num_classes > 1:
+            assert not may_be_cyclic(layout, np.append(run, run[-1:]))
 
 
 def test_keys_widen_where_they_would_not_fit():
