@@ -9,7 +9,6 @@ move far more than it computes. So the next turn prefills the answer as part of 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +57,7 @@ class EngineConfig:
             is declined without.
         page_size: tokens of a page.
         pages_per_rank: pages that each rank's prefill pool holds.
-        decode_pages: pages of each rank's decode pool.
+        decode_pages: pages of each rank's decode pool; they hold a turn of every chat at once.
         chunk_tokens: new tokens of a prefill batch.
         max_batch: requests of a prefill batch.
         max_prefix_tokens: scratch for gathered prefixes, with padding.
@@ -92,7 +91,6 @@ class RunResult:
         digests: state of cache, allocator and rows after each step.
         prefix_pages: distinct prefix pages of all sharded batches.
         gathered_pages: pages that travelled for them, padding included.
-        seconds: wall time of the run.
     """
 
     answers: dict[TurnId, list[int]] = field(default_factory=dict)
@@ -101,7 +99,6 @@ class RunResult:
     digests: list[str] = field(default_factory=list)
     prefix_pages: int = 0
     gathered_pages: int = 0
-    seconds: float = 0.0
 
 
 class Engine:
@@ -138,7 +135,6 @@ class Engine:
 
     def run(self, chats: Sequence[Chat]) -> RunResult:
         """Serve all turns of all chats; every chat's next turn comes when its last is answered."""
-        started = time.perf_counter()
         self._chats = chats
         for number, chat in enumerate(chats):
             self._enqueue(number, 0, chat.system)
@@ -146,7 +142,6 @@ class Engine:
             while self._planned or self._decoding or self.scheduler.waiting:
                 self.step()
         self._check_nothing_left()
-        self.result.seconds = time.perf_counter() - started
         return self.result
 
     def step(self) -> None:
@@ -245,10 +240,9 @@ class Engine:
         """Raise RuntimeError if a page, a lock, a row or a decode slot is still taken."""
         self.cache.check_invariants([])
         self.cache.evict(EvictParams(self.cache.total_size()))
+        free_pages = int(self.allocator.free_list.counts().sum())
         left = {
-            "pages": int(
-                self.allocator.layout.capacity_pages - self.allocator.free_list.counts().sum()
-            ),
+            "pages": self.allocator.layout.capacity_pages - free_pages,
             "rows": self.cache.pool().size - self.cache.pool().available_size(),
             "decode tokens": self.decode_allocator.size - self.decode_allocator.available_size(),
         }

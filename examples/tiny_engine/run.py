@@ -135,6 +135,8 @@ def main(
     meeting: Meeting | None,
 ) -> None:
     """Serve seeded chats with no cache, one rank, and N ranks; all must say the same."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.BadParameter("--device cuda needs a GPU that torch can use")
     if device == "cuda" and meeting == "processes":
         raise click.BadParameter("--meeting processes is for --device cpu; leave it out")
     meeting = meeting or ("processes" if device == "cpu" else "threads")

@@ -6,9 +6,10 @@ Batches overlap: the next one is planned while one is computed, before its pages
     plan     0           1           2           3
     cache                0           1           2
 
-So a request in flight is in no other batch, and two that share an uncached prefix may both compute
-it; the second insert then frees its duplicates. Every rank runs this file on its own, and reaches
-the same state, because nothing here depends on time or on the rank.
+What a batch in flight reads is locked or held, so planning the next one can't evict it. A request
+in flight is in no other batch, and two that share an uncached prefix may both compute it: the
+second insert then frees its duplicates. Every rank runs this file by itself, to the same state,
+because nothing here depends on time or on the rank.
 """
 
 from __future__ import annotations
