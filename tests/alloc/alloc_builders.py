@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from alloc import (
+    CPSharedPagedTokenToKVPoolAllocator,
     PagedTokenToKVPoolAllocator,
     PageInterleavePoolAllocator,
     TokenToKVPoolAllocator,
@@ -32,6 +33,31 @@ def make_interleave(
         device=device,
         kvcache=None,
         need_sort=need_sort,
+        debug=debug,
+    )
+
+
+def make_lanes(
+    pages_per_rank=8,
+    page_size=4,
+    cp_size=4,
+    *,
+    device=None,
+    need_sort=False,
+    debug=False,
+    kvcache=None,
+):
+    physical = pages_per_rank * page_size
+    return CPSharedPagedTokenToKVPoolAllocator(
+        physical * cp_size,
+        physical,
+        page_size,
+        None,
+        device,
+        kvcache,
+        need_sort,
+        cp_size,
+        0,
         debug=debug,
     )
 

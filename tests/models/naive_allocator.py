@@ -49,6 +49,26 @@ class NaiveAllocator:
         self.held |= set(pages)
         return pages
 
+    def any_classes(self, num_pages):
+        """Return the classes of a stock draw over several: the fullest gives each page."""
+        fills = [len(free) for free in self.free]
+        if num_pages > sum(fills):
+            fills = self.counts()
+        classes = []
+        for _ in range(num_pages):
+            classes.append(fills.index(max(fills)))
+            fills[classes[-1]] -= 1
+        return classes
+
+    def draw_owned(self, classes):
+        """Draw without a merge: a short class gives its staged pages in order of release."""
+        for c in set(classes):
+            if classes.count(c) > self.counts()[c]:
+                return None
+        pages = [self.free[c].pop(0) if self.free[c] else self.staged[c].pop(0) for c in classes]
+        self.held |= set(pages)
+        return pages
+
     def free_pages(self, pages):
         self.move_out(self.held, pages)
 

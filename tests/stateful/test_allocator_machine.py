@@ -16,10 +16,12 @@ from hypothesis.stateful import (
 
 from alloc import PageState
 from tests.alloc.alloc_builders import (
+    as_slots,
     decode,
     extend,
     ints,
     make_interleave,
+    make_lanes,
     make_paged,
     make_token,
     slots_of,
@@ -34,6 +36,9 @@ KINDS = {
     "paged of 4": (make_paged, (PAGES, 4), 1),
     "interleave of 2": (make_interleave, (PAGES // 2, 4, 2), 2),
     "interleave of 4": (make_interleave, (PAGES // 4, 2, 4), 4),
+    "lanes of 1": (make_lanes, (PAGES, 2, 1), 1),
+    "lanes of 2": (make_lanes, (PAGES // 2, 4, 2), 2),
+    "lanes of 3": (make_lanes, (PAGES // 3, 1, 3), 3),
 }
 
 DEVICES = [None, "cpu"] if find_spec("torch") else [None]
@@ -85,11 +90,61 @@ class AllocatorMachine(RuleBasedStateMachine):
             out = call(start, size if in_slots else count)
         else:
             out = self.real.alloc(size) if in_slots else self.real.alloc_pages(count)
-        pages = self.model.draw(classes)
+        pages = self.model.draw(self.stock(classes))
         if pages is None:
             assert out is None
         else:
             assert ints(out) == (slots_of(self.real, pages) if in_slots else pages)
+
+    def stock(self, classes):
+        """Return the classes of a draw; owner lanes choose them themselves."""
+        if self.kind != "lanes":
+            return classes
+        if len(classes) > sum(self.model.counts()):
+            return classes + [0] * PAGES  # more than there is, so that the model refuses
+        return self.model.any_classes(len(classes))
+
+    @precondition(lambda self: self.kind == "lanes")
+    @rule(owners=st.lists(st.integers(0, 3), max_size=8), way=st.sampled_from(["slots", "pages"]))
+    def draw_with_owners(self, owners, way):
+        owners = [owner % self.num_classes for owner in owners]
+        required = [owners.count(lane) for lane in range(self.num_classes)]
+        available = self.model.counts()
+        short = [max(0, r - a) for r, a in zip(required, available, strict=True)]
+        assert self.real.compute_owner_lane_stats(owners) == (required, available, short)
+        if way == "slots":
+            out = self.real.alloc_pages_with_owners(owners)
+        else:
+            out = self.real.alloc_owner_pages(owners)
+        pages = self.model.draw_owned(owners)
+        assert (pages is None) == any(short)
+        if pages is None:
+            assert out is None
+        else:
+            assert ints(out) == (slots_of(self.real, pages) if way == "slots" else pages)
+
+    @precondition(lambda self: self.kind == "lanes")
+    @rule(
+        pick=st.integers(0, 63),
+        prefix=st.integers(0, 11),
+        grown=st.integers(0, 20),
+        owners=st.lists(st.integers(0, 3), min_size=25, max_size=25),
+    )
+    def extend_with_owners(self, pick, prefix, grown, owners):
+        prefix, last = (prefix, -1) if self.model.held else (0, -1)
+        if prefix:
+            page = self.held()[pick % len(self.model.held)]
+            last = page * self.page_size + (prefix - 1) % self.page_size
+        new = -(-(prefix + grown) // self.page_size) - -(-prefix // self.page_size)
+        owners = [owner % self.num_classes for owner in owners[:new]]
+        seq = prefix + grown
+        arguments = ([prefix], [prefix], [seq], [seq], as_slots(self.real, [last]), grown)
+        out = self.real.alloc_extend_compute_owner(*arguments, owners)
+        pages = self.model.draw_owned(owners)
+        if pages is None:
+            assert out is None
+        else:
+            assert ints(out) == naive_extend([(prefix, seq, last)], pages, self.page_size)
 
     @rule(
         requests=st.lists(
@@ -132,7 +187,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         resolved, classes = self.model.new_page_classes(wanted)
         given_bases = list(bases)
         out = extend(self.real, batch, bases, continues)
-        pages = self.model.draw(classes)
+        pages = self.model.draw(self.stock(classes))
         if pages is None:
             assert (out, bases) == (None, given_bases)
         else:
@@ -148,11 +203,11 @@ class AllocatorMachine(RuleBasedStateMachine):
             requests.append((self.page_size + offset + 1, page * self.page_size + offset - 1))
             if offset == 0:
                 requests[-1] = (self.page_size + 1, (page + 1) * self.page_size - 1)
-        if self.kind != "paged":
+        if self.kind not in ("paged", "lanes"):
             self.refused(NotImplementedError, lambda: decode(self.real, requests))
             return
         out = decode(self.real, requests)
-        pages = self.model.draw([0] * len(requests) if offset == 0 else [])
+        pages = self.model.draw(self.stock([0] * len(requests) if offset == 0 else []))
         if pages is None:
             assert out is None
         else:
