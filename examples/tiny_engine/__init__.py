@@ -2,7 +2,7 @@
 
 It serves seeded chats, several turns each, three ways: with no cache, with a cache on one rank, and
 with a cache whose pages are spread over N ranks. What is generated is the same, token for token;
-what is computed is not. One command, under half a minute on a CPU:
+what is computed is not. One command, under a minute on two CPU cores:
 
     make engine
     make engine ENGINE_ARGS="--variant mla --ranks 2 --rotation seam --seed 1"
