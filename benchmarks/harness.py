@@ -6,17 +6,17 @@ import gc
 import json
 import platform
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from textwrap import fill
 from time import perf_counter_ns
 from typing import IO, Any
 
+import click
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
+
+from replay.report import render
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,11 @@ def _once(case: Case) -> int:
 def show(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
 ) -> None:
-    """Print a table: the first column to the left, the others to the right; then a note."""
-    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i else "left", vertical="bottom")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    """Print a title, a table and a note; a line break in a heading makes the head taller."""
+    blocks = [title, render(headings, rows)]
     if note:
-        console.print(note, style="dim")
+        blocks.append(fill(note, 80))
+    click.echo("\n\n".join(blocks))
 
 
 def write_json(file: IO[str] | None, name: str, rows: Sequence[Mapping[str, object]]) -> None:

@@ -13,7 +13,7 @@ from replay.formats import open_trace
 from replay.progress import LazyProgress
 from replay.report import to_json, to_table
 from replay.sweep import SweepConfig, sweep
-from replay.synthetic import EXAMPLE_NAME, ExampleReader, Spec, generate
+from replay.synthetic import EXAMPLE_NAME, Spec, example_reader, generate
 from replay.trace import Reader
 from replay.write import mooncake_lines, token_lines
 
@@ -38,7 +38,7 @@ def _reader(path: str, block_size: int | None) -> Reader:
             f"--block-size {block_size}: the example holds token ids and has no blocks; "
             "use --page-size"
         )
-    return ExampleReader()
+    return example_reader()
 
 
 @dataclass(frozen=True, slots=True)

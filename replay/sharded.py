@@ -139,6 +139,11 @@ class ShardedDriver:
         self._prefix_pages = self._block_pages = 0
         self._declined_inserts = self._declined_tokens = self._waits = self._cut = 0
 
+    @property
+    def cache(self) -> UnifiedRadixCache:
+        """The cache that is fed."""
+        return self._cache
+
     def feed(self, prompts: Sequence[Prompt]) -> None:
         """Serve prompts in order; the last ones stay in flight.
 

@@ -228,22 +228,29 @@ def _interleave(
             flying[slot] = start()
 
 
-EXAMPLE_NAME = "example"
-EXAMPLE_SEED = 0
-EXAMPLE_REQUESTS = 2_000
+class GeneratedReader:
+    """A generated trace of token ids that needs no file.
 
+    Args:
+        name: What reports call it.
+        kind: What it is, in words.
+        spec: Kind of traffic.
+        seed: Seed of the trace.
+        requests: Number of prompts.
+    """
 
-class ExampleReader:
-    """The built-in example: a generated chat trace that needs no file."""
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, kind: str, spec: Spec, *, seed: int, requests: int) -> None:
+        self._name = name
+        self._kind = f"{kind}, seed {seed}"
+        self._spec = spec
+        self._seed = seed
+        self._requests = requests
         self._read = 0
 
     @property
     def info(self) -> TraceInfo:
         """Facts about the trace."""
-        kind = f"generated chats, seed {EXAMPLE_SEED}"
-        return TraceInfo(EXAMPLE_NAME, kind, "plain", 1, "none", "global", "none")
+        return TraceInfo(self._name, self._kind, "plain", 1, "none", "global", "none")
 
     @property
     def rewindable(self) -> bool:
@@ -252,10 +259,18 @@ class ExampleReader:
 
     def progress(self) -> float:
         """Return the share of the requests that has been read."""
-        return self._read / EXAMPLE_REQUESTS
+        return self._read / self._requests
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests."""
-        prompts = generate(ChatSpec(), seed=EXAMPLE_SEED, requests=EXAMPLE_REQUESTS)
+        prompts = generate(self._spec, seed=self._seed, requests=self._requests)
         for self._read, prompt in enumerate(prompts, start=1):
             yield Request(len(prompt), prompt.tolist())
+
+
+EXAMPLE_NAME = "example"
+
+
+def example_reader() -> GeneratedReader:
+    """Return the built-in example."""
+    return GeneratedReader(EXAMPLE_NAME, "generated chats", ChatSpec(), seed=0, requests=2000)

@@ -10,9 +10,9 @@ from replay.formats import open_trace
 from replay.synthetic import (
     AgentSpec,
     ChatSpec,
-    ExampleReader,
     Range,
     UniqueSpec,
+    example_reader,
     generate,
 )
 from replay.write import mooncake_lines, token_lines
@@ -87,7 +87,7 @@ def test_mooncake_ids_share_exactly_what_the_tokens_share():
 
 
 def test_the_example_reads_the_same_twice_and_reports_progress():
-    reader = ExampleReader()
+    reader = example_reader()
     first = list(islice(reader, 5))
 
     assert first == list(islice(reader, 5))
