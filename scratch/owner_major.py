@@ -106,6 +106,7 @@ def sorted_keys_of_runs(layout: PageLayout, runs: Sequence[Ints]) -> Ints:
     """
     ranks = layout.num_classes
     owners: Ints = np.arange(ranks, dtype=runs[0].dtype)
+    first_pages = layout.page_at(owners, np.ones_like(owners))
     padding = layout.page_at(owners, np.full_like(owners, layout.pages_per_class + 1))
     pieces: list[Ints] = []
     for run in runs:
@@ -113,17 +114,17 @@ def sorted_keys_of_runs(layout: PageLayout, runs: Sequence[Ints]) -> Ints:
         end = (base + len(run)) % ranks
         pieces += [padding[:base], run, padding[end:] if end else padding[:0]]
     by_rank = np.concatenate(pieces).reshape(-1, ranks).T.copy()
-    local_pages = layout.local_page(by_rank)
-    astray = layout.page_at(owners[:, None], local_pages) != by_rank
+    by_rank -= first_pages[:, None]
+    keys = by_rank // ranks  # a rank's pages are as far apart as there are ranks
+    astray = keys * ranks != by_rank
     if astray.any():
         raise NotCyclicError(_run_at(layout, runs, int(astray.any(axis=0).argmax())))
-    keys = local_pages
-    keys += owners[:, None] * _stride(layout)
+    keys += _first_keys(layout, owners)[:, None]
     keys.sort(axis=1)
     if sum(map(len, runs)) == keys.size:
         return keys.reshape(-1)
-    is_padding = keys == owners[:, None] * _stride(layout) + (layout.pages_per_class + 1)
-    unpadded: Ints = keys[~is_padding]
+    paddings = _first_keys(layout, owners) + layout.pages_per_class
+    unpadded: Ints = keys[keys != paddings[:, None]]
     return unpadded
 
 
@@ -172,6 +173,12 @@ def first_shared(layout: PageLayout, keys: Ints, others: Ints) -> int | None:
     found[found == len(others)] = 0
     shared = others[found] == keys
     return _page_of_key(layout, keys[shared.argmax()]) if shared.any() else None
+
+
+def _first_keys(layout: PageLayout, owners: Ints) -> Ints:
+    """Return the key of each owner's local page 1."""
+    keys: Ints = owners * _stride(layout) + 1
+    return keys
 
 
 def _stride(layout: PageLayout) -> int:

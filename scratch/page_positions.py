@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alloc import IntArray, PageIds
+from alloc import IntArray, PageIds, ceil_div
 from scratch.owner_major import Ints
 
 
@@ -58,16 +58,26 @@ class PagePositions:
             self._host[pages] = places
             self._assigned_host = pages
             return None if send_pages is None else torch.from_numpy(send_pages)
-        parts = [pages, places] if send_pages is None else [pages, places, send_pages]
-        sent = self._send(np.concatenate(parts))
-        count = len(pages)
+        num_sent = 0 if send_pages is None else len(send_pages)
+        sent, sent_places = self._send(pages, places, send_pages)
         self.tensor.index_fill_(0, self._assigned, self.trash_page)
-        self._assigned = sent[:count]
-        self.tensor.index_copy_(0, self._assigned, sent[count : 2 * count].to(torch.int32))
-        return None if send_pages is None else sent[2 * count :]
+        self._assigned = sent[num_sent:]
+        self.tensor.index_copy_(0, self._assigned, sent_places)
+        return None if send_pages is None else sent[:num_sent]
 
-    def _send(self, values: IntArray) -> torch.Tensor:
-        """Copy through pinned memory without waiting; its allocator keeps it until it is read."""
-        pinned = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
-        pinned.numpy()[:] = values
-        return pinned.to(self.tensor.device, non_blocking=True)
+    def _send(
+        self, pages: PageIds, places: Ints, send_pages: IntArray | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy through pinned memory without waiting; its allocator keeps it until it is read.
+
+        Returns:
+            int64[block_pages + n] send pages and pages, and int32[n] places, on the device.
+        """
+        ids = pages if send_pages is None else np.concatenate([send_pages, pages])
+        words = len(ids) + ceil_div(len(places), 2)  # two places share a word
+        pinned = torch.empty(words, dtype=torch.int64, pin_memory=True)
+        staged = pinned.numpy()
+        staged[: len(ids)] = ids
+        staged[len(ids) :].view(np.int32)[: len(places)] = places
+        sent = pinned.to(self.tensor.device, non_blocking=True)
+        return sent[: len(ids)], sent[len(ids) :].view(torch.int32)[: len(places)]
