@@ -13,13 +13,12 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import click
 
 from benchmarks.chats import PAGE, TURN_PAGES, hot_prompt_chats, pool_pages
-from benchmarks.harness import show, write_json
+from benchmarks.harness import show, trace_name, write_json
 from radix import EvictParams, EvictResult, UnifiedRadixCache, evict_until_allocatable
 from replay.driver import Prompt, RunConfig
 from replay.formats import open_trace
@@ -175,7 +174,7 @@ def main(requests: int, paths: tuple[str, ...], pages: int, file: IO[str] | None
         reader = hot_prompt_chats(turn, requests)
         rows += rows_of(f"{turn} a turn", reader, pool_pages(turn) // RANKS, PAGE)
     for path in paths:
-        rows += rows_of(Path(path).stem, open_trace(path), pages, None)
+        rows += rows_of(trace_name(path), open_trace(path), pages, None)
     headings = ["traffic", "rotation", "eviction", "evicted\ntokens", "hit rate"]
     headings += ["tokens to\na floor", "needed"]
     show(f"Aimed and blind eviction, {RANKS} ranks", headings, [_cells(row) for row in rows], NOTE)

@@ -8,6 +8,7 @@ import platform
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from textwrap import fill
 from time import perf_counter_ns
@@ -90,6 +91,15 @@ def show(
     if note:
         blocks.append(fill(note, 80))
     click.echo("\n\n".join(blocks))
+
+
+def trace_name(path: str) -> str:
+    """Return what tables call a trace file.
+
+    >>> trace_name("traces/conversation_trace.jsonl")
+    'conversation'
+    """
+    return Path(path).stem.removesuffix("_trace")
 
 
 def write_json(file: IO[str] | None, name: str, rows: Sequence[Mapping[str, object]]) -> None:

@@ -9,13 +9,12 @@ have one hot system prompt; a trace may be given beside them, more than once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 import click
 
 from benchmarks.chats import PAGE, TURN_PAGES, hot_prompt_chats, pool_pages
-from benchmarks.harness import show, write_json
+from benchmarks.harness import show, trace_name, write_json
 from replay.capacity import parse_capacities
 from replay.formats import open_trace
 from replay.result import Result
@@ -92,7 +91,7 @@ def main(
             rows += replay(f"{turn} a turn", hot_prompt_chats(turn, requests), pages, ranks, PAGE)
     for path in paths:
         for ranks in all_ranks:
-            rows += replay(Path(path).stem, open_trace(path), capacity, ranks)
+            rows += replay(trace_name(path), open_trace(path), capacity, ranks)
     headings = ["traffic", "ranks", "pool\npages", "rotation", "stranded\npages", "of the\npool"]
     headings += ["skew\npages", "hit rate", "gather"]
     title = "Free pages that no request could draw, under chain and seam"
