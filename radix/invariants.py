@@ -83,6 +83,20 @@ def tree_digest(core: UnifiedTreeCore) -> str:
     return digest.hexdigest()
 
 
+def cache_digest(cache: UnifiedRadixCache) -> str:
+    """Return a hash of tree, allocator, rows and leases."""
+    pool = cache.req_to_token_pool
+    leases = repr(cache.leases.digest_items()).encode()
+    return "-".join(
+        (
+            tree_digest(cache.tree_core),
+            cache.allocator.state_digest(),
+            "" if pool is None else pool.state_digest(),
+            hashlib.blake2b(leases, digest_size=8).hexdigest(),
+        )
+    )
+
+
 def tree_text(core: UnifiedTreeCore) -> str:
     """Return one line a node: id, page range, locks, last use, hits, base, first tokens.
 

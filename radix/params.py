@@ -187,8 +187,6 @@ class Req(Protocol):
     The cache also keeps a ``kv_rotation_lease`` on the request while a chain is in flight.
     """
 
-    origin_input_ids: Sequence[int]
-    output_ids: Sequence[int]
     kv: Any
     extra_key: Any
     cache_salt: Any
@@ -197,6 +195,14 @@ class Req(Protocol):
     lock_receipt: LockReceipt | None
     priority: int
     kv_rotation_base: int | None
+
+    @property
+    def origin_input_ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+
+    @property
+    def output_ids(self) -> Sequence[int]:
+        """Generated tokens."""
 
     def get_fill_ids(self) -> Sequence[int]:
         """Return the tokens that have KV, up to the chunk just computed."""

@@ -12,7 +12,6 @@ its tail from the request and frees the request's duplicates of what was cached 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -271,13 +270,16 @@ class UnifiedRadixCache:
         req.kv.cache_protected_len = match.device_prefix_len
         return match.device_prefix_len
 
-    def cache_unfinished_req(self, req: Req) -> None:
+    def cache_unfinished_req(self, req: Req) -> InsertResult | None:
         """Cache the whole pages of a request that goes on, and hand it the canonical slots.
 
         Frees the request's duplicates, rewrites its row where they were, moves its lock to the
         end of what is cached, and sets ``prefix_indices``, ``last_node`` and
         ``kv.cache_protected_len``. Declined: the request stays on its own pages; only
         ``prefix_indices`` is set, to its own slots.
+
+        Returns:
+            What the insert found; None when nothing was inserted.
 
         Cost: O(tokens of the request) to read its ids.
         """
@@ -289,7 +291,7 @@ class UnifiedRadixCache:
         # Tokens just matched are one bigram short of what the match protects; that must not shrink.
         if self.disable or num_pages * self.page_size < req.kv.cache_protected_len:
             req.prefix_indices = self._expand(row_pages)[: len(tokens)]
-            return
+            return None
         result = self.insert(
             InsertParams(
                 key,
@@ -315,10 +317,11 @@ class UnifiedRadixCache:
             req.last_node = result.last_device_node
             req.kv.cache_protected_len = num_pages * self.page_size
         req.prefix_indices = self._expand(row_pages)[: len(tokens)]
+        return result
 
     def cache_finished_req(
         self, req: Req, *, kv_len_to_handle: int | None = None, is_insert: bool = True
-    ) -> None:
+    ) -> InsertResult | None:
         """Cache the whole pages of a finished request, free the rest, and unlock.
 
         Handles the row from ``kv.cache_protected_len`` to ``kv_len_to_handle``; pages past it are
@@ -329,13 +332,18 @@ class UnifiedRadixCache:
             req: the request.
             kv_len_to_handle: tokens whose KV is valid; default prompt and output.
             is_insert: False frees everything past the protected prefix instead of caching it.
+
+        Returns:
+            What the insert found; None when nothing was inserted.
         """
         self._check_lock(req)
         if req.kv.req_pool_idx is None:
             self._unlock(req)
             self._give_back_lease(req)
-            return
-        tokens = [*req.origin_input_ids, *req.output_ids]
+            return None
+        tokens = req.origin_input_ids
+        if len(req.output_ids):
+            tokens = [*tokens, *req.output_ids]
         if kv_len_to_handle is None:
             kv_len_to_handle = len(tokens)
         if not 0 <= kv_len_to_handle <= len(tokens):
@@ -344,10 +352,9 @@ class UnifiedRadixCache:
                 f"the tokens of the request"
             )
         protected = ceil_div(req.kv.cache_protected_len, self.page_size)
-        row_pages = self._row_pages(
-            req, max(kv_len_to_handle, getattr(req.kv, "allocated_len", None) or 0)
-        )
-        keep = protected
+        allocated = getattr(req.kv, "allocated_len", None) or 0
+        row_pages = self._row_pages(req, max(kv_len_to_handle, allocated))
+        keep, result = protected, None
         if is_insert and not self.disable and kv_len_to_handle > req.kv.cache_protected_len:
             key = self.key_of(req, tokens[:kv_len_to_handle])
             num_pages = len(key) // self.page_size
@@ -367,6 +374,7 @@ class UnifiedRadixCache:
         self._unlock(req)
         self._give_back_lease(req)
         req.last_node = None
+        return result
 
     def abort(self, req: Req) -> None:
         """Give back all that a request holds: lock, pages past its cached prefix, row.
@@ -480,14 +488,7 @@ class UnifiedRadixCache:
 
     def state_digest(self) -> str:
         """Return a hash of tree, allocator and rows; equal on replicas fed the same calls."""
-        pool = self.req_to_token_pool
-        parts = (
-            invariants.tree_digest(self.tree_core),
-            self.allocator.state_digest(),
-            "" if pool is None else pool.state_digest(),
-            hashlib.blake2b(repr(self.leases.digest_items()).encode(), digest_size=8).hexdigest(),
-        )
-        return "-".join(parts)
+        return invariants.cache_digest(self)
 
     def pretty_print(self) -> str:
         """Return the tree as text, one line a node, children indented below their parent."""
