@@ -33,7 +33,11 @@ def _kernel(*numbers: str) -> Callable[[Kernel], Any]:
 
 @_kernel("pages", "num_slots")
 def _expand_pages_kernel(
-    out: tl.tensor, pages: tl.tensor, num_slots: tl.tensor, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr
+    out: tl.tensor,
+    pages: tl.tensor,
+    num_slots: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = slot < num_slots
@@ -42,7 +46,9 @@ def _expand_pages_kernel(
 
 
 @_kernel("num_runs", "first_step")
-def _find_run(token: tl.tensor, token_starts: tl.tensor, num_runs: tl.tensor, first_step: tl.tensor) -> tl.tensor:
+def _find_run(
+    token: tl.tensor, token_starts: tl.tensor, num_runs: tl.tensor, first_step: tl.tensor
+) -> tl.tensor:
     """Return the last run that starts at or before each token; run 0 starts at 0."""
     run = token * 0
     step = first_step
@@ -83,7 +89,11 @@ def _extend_slots_kernel(
 
 @_kernel("fresh_locs", "last_loc", "num_requests")
 def _decode_slots_kernel(
-    out: tl.tensor, fresh_locs: tl.tensor, last_loc: tl.tensor, num_requests: tl.tensor, BLOCK: tl.constexpr
+    out: tl.tensor,
+    fresh_locs: tl.tensor,
+    last_loc: tl.tensor,
+    num_requests: tl.tensor,
+    BLOCK: tl.constexpr,
 ) -> None:
     request = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = request < num_requests
@@ -118,7 +128,8 @@ def expand_pages(out: torch.Tensor, pages: torch.Tensor, page_size: int) -> None
     """Write the slots of whole pages."""
     if len(out):
         grid = (triton.cdiv(len(out), _BLOCK),)
-        _expand_pages_kernel[grid](out, pages, len(out), page_size, _BLOCK)
+        with torch.cuda.device(out.get_device()):
+            _expand_pages_kernel[grid](out, pages, len(out), page_size, _BLOCK)
 
 
 def extend_slots(
@@ -132,16 +143,17 @@ def extend_slots(
     if len(out):
         num_runs = plan.shape[1]
         grid = (triton.cdiv(len(out), _BLOCK),)
-        _extend_slots_kernel[grid](
-            out, plan, last_loc, pages, num_runs, len(out), _first_step(num_runs), page_size, _BLOCK
-        )
+        batch = (num_runs, len(out), _first_step(num_runs))
+        with torch.cuda.device(out.get_device()):
+            _extend_slots_kernel[grid](out, plan, last_loc, pages, *batch, page_size, _BLOCK)
 
 
 def decode_slots(out: torch.Tensor, fresh_locs: torch.Tensor, last_loc: torch.Tensor) -> None:
     """Write one slot for each request."""
     if len(out):
         grid = (triton.cdiv(len(out), _SMALL_BLOCK),)
-        _decode_slots_kernel[grid](out, fresh_locs, last_loc, len(out), _SMALL_BLOCK)
+        with torch.cuda.device(out.get_device()):
+            _decode_slots_kernel[grid](out, fresh_locs, last_loc, len(out), _SMALL_BLOCK)
 
 
 def write_rows(
@@ -151,9 +163,9 @@ def write_rows(
     if num_tokens:
         num_runs = plan.shape[1]
         grid = (triton.cdiv(num_tokens, _BLOCK),)
-        _write_rows_kernel[grid](
-            table, plan, pages, num_runs, num_tokens, _first_step(num_runs), page_size, _BLOCK
-        )
+        batch = (num_runs, num_tokens, _first_step(num_runs))
+        with torch.cuda.device(table.get_device()):
+            _write_rows_kernel[grid](table, plan, pages, *batch, page_size, _BLOCK)
 
 
 def _first_step(num_runs: int) -> int:
