@@ -13,13 +13,16 @@ import sys
 import numpy as np
 {block}
 import alloc
-from tests.alloc.alloc_builders import decode, extend, make_interleave, make_paged, make_token
+from tests.alloc.alloc_builders import decode, extend
+from tests.alloc.alloc_builders import make_interleave, make_lanes, make_paged, make_token
 token, paged, sharded = make_token(), make_paged(), make_interleave()
 token.free(token.alloc(4))
 row = extend(paged, [(0, 7, -1)])
 decode(paged, [(8, int(row[-1]))])
 paged.free_segment(row, start_pos=0)
 sharded.free(extend(sharded, [(0, 40, -1)], [None]))
+lanes = make_lanes()
+lanes.free(lanes.alloc_pages_with_owners([3, 1]))
 rows = alloc.ReqToTokenPool(2, 8, None, page_size=4)
 rows.write(rows.alloc(1)[0], 0, pages=np.array([1, 2]))
 spec = alloc.PageShardSpec(0, 4, 16, 64, 16)
@@ -54,6 +57,7 @@ def test_host_mode_works_where_torch_is_missing():
         "alloc.TokenToKVPoolAllocator(8, None, 'cpu', None)",
         "alloc.PagedTokenToKVPoolAllocator(8, 4, None, 'cpu', None)",
         "alloc.PageInterleavePoolAllocator(8, 4, 2, None, 'cpu', None)",
+        "alloc.CPSharedPagedTokenToKVPoolAllocator(8, 4, 4, None, 'cpu', None, False, 2, 0)",
         "alloc.ReqToTokenPool(2, 8, 'cpu')",
     ],
 )
@@ -66,6 +70,23 @@ def test_a_device_without_torch_is_a_clear_error(make):
         "RuntimeError: device='cpu' needs torch, which is not installed: "
         "install rotaradix[torch], or pass device=None for host mode"
     )
+
+
+def test_a_cpu_device_needs_no_triton():
+    """Tensors on the CPU take the torch twins; triton is imported for CUDA tensors alone."""
+    pytest.importorskip("torch")
+    script = """
+import sys
+sys.modules["triton"] = None
+import alloc, numpy as np
+pool = alloc.PagedTokenToKVPoolAllocator(64, 4, None, "cpu", None)
+row = pool.alloc_extend([0], [0], [7], [7], [-1], 7)
+pool.alloc_decode([8], [8], row[-1:])
+rows = alloc.ReqToTokenPool(2, 8, "cpu", page_size=4)
+rows.write_pages(rows.alloc(1), [0], [np.array([1, 2])])
+"""
+    done = run(script)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_host_slots_are_int64_arrays_everywhere():
