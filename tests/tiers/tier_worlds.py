@@ -162,9 +162,9 @@ class Rank:
         """Write the rows of position-pages from ``start`` on into the pool."""
         if self.pool is None or not len(pages):
             return
-        loc = torch.from_numpy(
-            (pages[:, None] * self.ps + np.arange(self.ps)).reshape(-1)
-        ).to(self.pool.device)
+        loc = torch.from_numpy((pages[:, None] * self.ps + np.arange(self.ps)).reshape(-1)).to(
+            self.pool.device
+        )
         for layer in range(LAYERS):
             rows = rows_of(self.kind, tokens, layer, start * self.ps).to(self.pool.device)
             at = SimpleNamespace(layer_id=layer)
@@ -265,9 +265,7 @@ def make_rank(
             group_pages=group_pages,
             **settings,
         )
-    device_cache = UnifiedRadixCache(
-        CacheInitParams(False, None, allocator, ps, rotation=rotation)
-    )
+    device_cache = UnifiedRadixCache(CacheInitParams(False, None, allocator, ps, rotation=rotation))
     cache = cache_class(
         device_cache,
         HostTier(below, moves, groups),
@@ -282,9 +280,7 @@ def make_ranks(ranks, **settings):
     """All ranks of a world, driven in lockstep by one thread."""
     groups = InProcessGroup.create(ranks)
     blobs = settings.pop("blobs", None) or [None] * ranks
-    return [
-        make_rank(r, ranks, group=groups[r], blobs=blobs[r], **settings) for r in range(ranks)
-    ]
+    return [make_rank(r, ranks, group=groups[r], blobs=blobs[r], **settings) for r in range(ranks)]
 
 
 def check(ranks):
