@@ -369,8 +369,9 @@ class TieredCache:
     def poll(self) -> int:
         """Confirm the transfers that are done on every rank, oldest first; returns how many.
 
-        Copies become visible, loads are unlocked. Collective where the agreement is: every rank
-        calls it at the same step.
+        Copies become visible, loads are unlocked; until then their pages can't be evicted, so call
+        it once a scheduling step. Collective where the agreement is: every rank calls it at the
+        same step.
         """
         if not self._in_flight:
             return 0

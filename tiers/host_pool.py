@@ -113,8 +113,8 @@ class HostKVPool:
         for part in (self._paged(part) for parts in self._layers for part in parts):
             count = num_pages * part.shape[1]
             values = np.frombuffer(payload, part.numpy().dtype, count, offset)
-            rows = torch.tensor(values.reshape(num_pages, -1)[skip_pages:])
-            part.index_copy_(0, local, rows.view(len(local), part.shape[1]))
+            rows = torch.tensor(values.reshape(num_pages, part.shape[1])[skip_pages:])
+            part.index_copy_(0, local, rows)
             offset += values.nbytes
 
     def _paged(self, part: torch.Tensor) -> torch.Tensor:

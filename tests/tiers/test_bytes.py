@@ -1,4 +1,4 @@
-"""Bytes come back as they were, on every rank, under both layouts; and the fault that this prevents."""
+"""Bytes come back as they were, on every rank and layout; and the fault that this prevents."""
 
 import numpy as np
 import pytest

@@ -175,7 +175,7 @@ class Rank:
                 self.pool.set_mla_kv_buffer(at, loc, rows[:, :LORA], rows[:, LORA:])
 
     def owned_rows(self, pages, layer):
-        """What this rank's pool holds of some pages in one layer, and their indices in ``pages``."""
+        """This rank's rows of some pages in one layer, and the indices of these in ``pages``."""
         layout = self.allocator.layout
         mine = np.flatnonzero(layout.class_of(pages) == self.rank)
         local = layout.local_page(pages[mine])

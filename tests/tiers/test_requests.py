@@ -1,0 +1,93 @@
+"""A scheduler's calls over a tiered cache: match, place, cache, and demotion on the way."""
+
+import pytest
+
+from alloc import ReqToTokenPool
+from radix import CacheInitParams, EvictParams, UnifiedRadixCache, alloc_for_extend
+from tests.builders import FakeReq
+from tests.tiers.tier_worlds import make_allocator
+from tiers import HostTier, TieredCache, host_layout
+
+
+def make(ranks=1, pages=8, ps=2, host_pages=32, layout="interleave", rotation="chain"):
+    allocator = make_allocator(layout, ranks, pages, ps)
+    pool = ReqToTokenPool(4, 256, None, page_size=ps, debug=True)
+    device = UnifiedRadixCache(CacheInitParams(False, pool, allocator, ps, rotation=rotation))
+    return TieredCache(device, HostTier(host_layout(allocator.layout, host_pages)))
+
+
+def serve(cache, tokens, live=()):
+    """Serve one request in one chunk; returns its hit, or None where it can't be placed."""
+    req = FakeReq(tokens, fill_len=len(tokens))
+    cache.poll()
+    hit = cache.match_req(req)
+    cache.check_invariants([req, *live])
+    if cache.alloc_for_extend([req]) is None:
+        cache.device.abort(req)
+        return None
+    cache.check_invariants([req, *live])
+    cache.device.cache_finished_req(req)
+    cache.device.pool().free(req.kv.req_pool_idx)
+    req.kv.req_pool_idx = None
+    cache.check_invariants(live)
+    return hit
+
+
+WORLDS = [(1, "interleave"), (2, "interleave"), (4, "interleave"), (2, "lanes")]
+
+
+@pytest.mark.parametrize("rotation", ["chain", "seam"])
+@pytest.mark.parametrize(("ranks", "layout"), WORLDS)
+def test_what_a_batch_pushes_out_is_demoted_and_comes_back(ranks, layout, rotation):
+    cache = make(ranks, 8 // ranks, layout=layout, rotation=rotation)
+    prompts = [[i * 10 + j for j in range(9)] for i in range(4)]
+    assert [serve(cache, prompt) for prompt in prompts] == [0] * 4
+    assert cache.counters.dropped == 0
+    assert [serve(cache, prompt) for prompt in prompts] == [8] * 4
+    cache.poll()
+    assert cache.counters.missed == 0
+    cache.check_invariants([])
+
+
+def test_an_eviction_for_a_batch_is_reported_and_nothing_is_evicted_twice():
+    cache = make()
+    serve(cache, list(range(16)))
+    req = FakeReq([50 + i for i in range(6)], fill_len=6)
+    cache.match_req(req)
+    placed = cache.alloc_for_extend([req])
+    assert placed.num_tokens_evicted == 6
+    assert cache.counters.kept == 3
+    assert cache.device.total_size() == 10
+
+
+def test_a_batch_that_does_not_fit_changes_nothing():
+    cache = make()
+    serve(cache, list(range(8)))
+    req = FakeReq([50 + i for i in range(40)], fill_len=40)
+    cache.match_req(req)
+    before = cache.state_digest()
+    assert cache.alloc_for_extend([req]) is None
+    assert cache.state_digest() == before
+
+
+def test_a_request_that_is_matched_again_keeps_one_lock():
+    cache = make()
+    serve(cache, list(range(12)))
+    cache.evict(EvictParams(100))
+    req = FakeReq(list(range(12)), fill_len=12)
+    assert cache.match_req(req) == 10
+    assert cache.match_req(req) == 10
+    assert cache.poll() == 1
+    assert len(cache.device.tree_core.receipts()) == 1
+    assert alloc_for_extend(cache.device, [req]) is not None
+    cache.device.cache_finished_req(req)
+    assert cache.device.tree_core.receipts() == []
+
+
+def test_a_capped_match_loads_no_further_than_its_cap():
+    cache = make()
+    serve(cache, list(range(12)))
+    cache.evict(EvictParams(100))
+    req = FakeReq(list(range(12)), fill_len=12)
+    assert cache.match_req(req, max_prefix_len=5) == 4
+    assert cache.counters.loaded == 2
