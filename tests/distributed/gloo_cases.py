@@ -18,6 +18,7 @@ from tests.scratch.scratch_worlds import (
     Conversation,
     Reference,
     check_persisted,
+    is_exact,
     make_pool,
     prefill,
     read,
@@ -32,7 +33,8 @@ def make_world(rank, size, kind, *, timeout_s=15.0, layers=(0, 4), dtype=torch.b
     """This rank's pool on a communicator of its own, and the reference that every rank keeps."""
     spec = PageShardSpec(rank, size, PS, 8 * size * PS, 8 * PS)
     group = ShardGroup.dedicated(timeout_s=timeout_s)
-    pool = make_pool(kind, spec, group, layers=layers, dtype=dtype)
+    device = f"cuda:{rank}" if dist.get_backend() == "nccl" else "cpu"
+    pool = make_pool(kind, spec, group, layers=layers, dtype=dtype, device=device)
     layout = pool.shard.planner.layout
     return pool, Reference(kind, dtype, layout, range(*layers), 7)
 
@@ -77,9 +79,7 @@ def sub_ranges_are_exact(rank, size):
     for layer_id in range(4):
         write(pool, "mla", layer_id, loc[-2:], reference.draw(layer_id, loc[-2:]))
         for some in (loc[1:3], loc[PS : PS + 5], loc.flip(0), loc[[0, -1, 0]]):
-            got = read(pool, "mla", layer_id, some)
-            for part in (0, 1):
-                assert torch.equal(reference.part(layer_id, some, part), got[part])
+            assert is_exact(read(pool, "mla", layer_id, some), reference, layer_id, some)
     pool.end_shard_extend()
 
 
@@ -99,8 +99,7 @@ def plan_errors_leave_no_half_state(rank, size):
                 pool.begin_shard_extend(page_table([table]), *bad)
         with pytest.raises(ValueError, match="cyclic"):
             pool.begin_shard_extend(page_table([table[::2]]), [0], [size * PS], [size * PS])
-        for part, got in enumerate(read(pool, "mha", layer_id, loc)):
-            assert torch.equal(reference.part(layer_id, loc, part), got)
+        assert is_exact(read(pool, "mha", layer_id, loc), reference, layer_id, loc)
     pool.end_shard_extend()
     assert pool.shard.planner.plan.digest() == digest
     agreed = [None] * size
@@ -124,8 +123,7 @@ def overlapping_pools_do_not_mix(rank, size):
     kinds = ("mha", "mla") if rank % 2 else ("mla", "mha")
     for layer_id in range(4):
         for (pool, reference), kind in zip(order, kinds, strict=True):
-            for part, got in enumerate(read(pool, kind, layer_id, loc)):
-                assert torch.equal(reference.part(layer_id, loc, part), got)
+            assert is_exact(read(pool, kind, layer_id, loc), reference, layer_id, loc)
     for pool, _ in worlds:
         pool.end_shard_extend()
 
@@ -157,7 +155,7 @@ def groups_are_what_they_wrap(rank, size):
 def no_warnings(rank, size):
     """The gather goes by the name that this torch does not deprecate."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", ".*(all_gather|deprecated).*")
         pool, reference = make_world(rank, size, "mla")
         table = list(range(size, 2 * size))
         prefill([pool], "mla", reference, Batch([table], [0], [size * PS]))
@@ -227,6 +225,24 @@ def cases(rank, size):
         a_late_rank_is_an_error,
     ):
         yield case.__name__, lambda case=case: case(rank, size)
+
+
+def run_nccl_cases(rank, report):
+    """Run on GPUs what needs no broken group; report each as ok or with its traceback."""
+    size = dist.get_world_size()
+    for name, run in (
+        ("conversation mha", lambda: conversation_is_exact(rank, size, "mha")),
+        ("conversation mla", lambda: conversation_is_exact(rank, size, "mla")),
+        ("fragments mha", lambda: fragmented_groups_are_exact(rank, size, "mha")),
+        ("fragments mla", lambda: fragmented_groups_are_exact(rank, size, "mla")),
+        ("no_warnings", lambda: no_warnings(rank, size)),
+    ):
+        try:
+            run()
+            report(name, "ok")
+        except BaseException:
+            report(name, traceback.format_exc())
+            return
 
 
 def run_cases(rank, report):

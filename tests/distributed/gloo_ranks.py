@@ -1,4 +1,4 @@
-"""Real ranks: processes that meet in a Gloo group over a file, with a deadline for all of them."""
+"""Real ranks: processes that meet in a group over a file, with a deadline for all of them."""
 
 import multiprocessing
 import os
@@ -10,8 +10,8 @@ GONE = "gone"
 """What a rank that ended without a report reports."""
 
 
-def run_ranks(world_size, target, store, *, args=(), deadline_s=60.0):
-    """Run ``target(rank, report, *args)`` on every rank; return each rank's reports.
+def run_ranks(world_size, target, store, *, deadline_s=60.0, backend="gloo"):
+    """Run ``target(rank, report)`` on every rank; return each rank's reports.
 
     Every rank has the default process group when ``target`` starts. ``report(name, text)`` sends
     a line home. Ranks that are not done by the deadline are killed.
@@ -20,8 +20,8 @@ def run_ranks(world_size, target, store, *, args=(), deadline_s=60.0):
         world_size: number of processes.
         target: a module-level function.
         store: path of the file in which the ranks meet; it must not exist.
-        args: passed on.
         deadline_s: seconds for everything, start-up included.
+        backend: of the default group; with "nccl" rank r has GPU r.
 
     Returns:
         dict rank -> dict name -> text; ``GONE`` is a name of ranks that were killed or died.
@@ -31,7 +31,7 @@ def run_ranks(world_size, target, store, *, args=(), deadline_s=60.0):
     for rank in range(world_size):
         home, away = context.Pipe(duplex=False)
         process = context.Process(
-            target=_serve, args=(rank, world_size, str(store), away, target, args), daemon=True
+            target=_serve, args=(rank, world_size, str(store), away, target, backend), daemon=True
         )
         process.start()
         away.close()
@@ -65,24 +65,26 @@ def _collect(home, end):
         reports[name] = text
 
 
-def _serve(rank, world_size, store, away, target, args):
+def _serve(rank, world_size, store, away, target, backend):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
 
     def report(name, text):
         away.send((name, text))
 
     try:
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{store}",
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=20),
         )
-        target(rank, report, *args)
+        target(rank, report)
     except BaseException:
         report("uncaught", traceback.format_exc())
     report(None, "")

@@ -165,12 +165,12 @@ def write(pool, kind, layer_id, loc, parts):
 
 
 def bits(tensor, rows=slice(None)):
-    """Bits of rows of a tensor, uint8[n, bytes] on the CPU; any dtype."""
-    return tensor.view(torch.uint8)[rows].flatten(1).cpu()
+    """Copy the bits of rows of a tensor: uint8[n, bytes]; any dtype."""
+    return tensor.view(torch.uint8)[rows].flatten(1).clone()
 
 
 def read(pool, kind, layer_id, loc):
-    """Bits of both parts of some slots, as an attention layer reads them under a plan."""
+    """Bits of both parts of some slots, read in every way that the pool offers: [..., n, bytes]."""
     rows = pool.translate_loc_to_scratch(loc)
     if kind == "mha":
         return [
@@ -179,35 +179,46 @@ def read(pool, kind, layer_id, loc):
         ]
     whole = pool.get_key_buffer(layer_id)
     nope, rope = pool.get_mla_kv_buffer(layer(layer_id), loc, pool.dtype)
-    assert torch.equal(bits(whole[..., :LORA], rows), bits(nope))
-    assert torch.equal(bits(whole[..., LORA:], rows), bits(rope))
-    assert torch.equal(bits(nope), bits(pool.get_value_buffer(layer_id), rows))
-    return [bits(nope), bits(rope)]
+    latent = bits(pool.get_value_buffer(layer_id), rows)
+    return [
+        torch.stack([bits(nope), bits(whole[..., :LORA], rows), latent]),
+        torch.stack([bits(rope), bits(whole[..., LORA:], rows)]),
+    ]
 
 
-def prefill(pools, kind, reference, batch, *, index_dtype=torch.int64):
-    """Run a batch on these ranks in lockstep; every rank reads exactly what was written."""
-    ps, layers = pools[0].page_size, pools[0].layers
-    device = pools[0].device
-    source = page_table(batch.tables)
+def prefill(pools, kind, reference, batch, *, index_dtype=torch.int64, pause=lambda: None):
+    """Run a batch on these ranks in lockstep; every rank reads exactly what was written.
+
+    What was read is compared after the batch, so that nothing waits for a device in between;
+    ``pause`` is called before every write and read.
+    """
+    ps, layers, device = pools[0].page_size, pools[0].layers, pools[0].device
+    chunk, everything = batch.locs(ps, chunk_only=True), batch.locs(ps)
+    chunk_loc, loc = (locs.to(index_dtype).to(device) for locs in (chunk, everything))
+    layer_ids = range(layers.start, layers.end)
+    drawn = [reference.draw(layer_id, chunk, device) for layer_id in layer_ids]
+    source, found = page_table(batch.tables), []
     for pool in pools:
         rows = range(len(batch.tables))
         pool.begin_shard_extend(source, rows, batch.prefix_lens, batch.seq_lens)
-    chunk = batch.locs(ps, chunk_only=True)
-    everything = batch.locs(ps)
-    chunk_loc = chunk.to(index_dtype).to(device)
-    loc = everything.to(index_dtype).to(device)
-    for layer_id in range(layers.start, layers.end):
-        parts = reference.draw(layer_id, chunk, device)
+    for layer_id, parts in zip(layer_ids, drawn, strict=True):
         for pool in pools:
+            pause()
             write(pool, kind, layer_id, chunk_loc, parts)
         for pool in pools:
-            for part, got in enumerate(read(pool, kind, layer_id, loc)):
-                assert torch.equal(reference.part(layer_id, everything, part), got), (
-                    f"rank {pool.shard.planner.spec.shard_rank} layer {layer_id} part {part}"
-                )
+            pause()
+            found.append((pool, layer_id, read(pool, kind, layer_id, loc)))
     for pool in pools:
         pool.end_shard_extend()
+    for pool, layer_id, parts in found:
+        rank = pool.shard.planner.spec.shard_rank
+        assert is_exact(parts, reference, layer_id, everything), f"rank {rank} layer {layer_id}"
+
+
+def is_exact(found, reference, layer_id, loc):
+    """Say whether what ``read`` found is what was written."""
+    pairs = ((reference.part(layer_id, loc, part), got.cpu()) for part, got in enumerate(found))
+    return all(torch.equal(expected.expand_as(got), got) for expected, got in pairs)
 
 
 def check_persisted(pools, kind, reference, locs):
@@ -224,4 +235,4 @@ def check_persisted(pools, kind, reference, locs):
                 whole = pool.kv_buffer[index]
                 stored = [whole[..., :LORA], whole[..., LORA:]]
             for part, buffer in enumerate(stored):
-                assert torch.equal(reference.part(layer_id, own, part), bits(buffer, rows))
+                assert torch.equal(reference.part(layer_id, own, part), bits(buffer, rows).cpu())

@@ -283,6 +283,33 @@ def test_end_is_idempotent_and_keeps_the_epoch():
     assert planner.epoch == 1
 
 
+def test_a_table_off_the_host_gets_the_same_in_one_copy(monkeypatch):
+    """The device's path, run on a CPU whose memory is called a device's."""
+    empty, copies = torch.empty, []
+
+    def staging(*shape, pin_memory, **kwargs):
+        assert pin_memory
+        copies.append(shape)
+        return empty(*shape, **kwargs)
+
+    planners = [ShardExtendPlanner(make_spec(1, 2), num_pages=64) for _ in range(2)]
+    planners[1]._positions._on_host = False
+    batches = (([[8, 9, 10], [13, 14]], [32, 32], [48, 32]), ([[5]], [0], [3]), ([[7]], [16], [16]))
+    for tables, prefix_lens, seq_lens in batches:
+        args = (page_table(tables), range(len(tables)), prefix_lens, seq_lens)
+        plan = planners[0].begin_shard_extend(*args)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "empty", staging)
+            twin = planners[1].begin_shard_extend(*args)
+        assert plan.digest() == twin.digest()
+        assert torch.equal(planners[0].page_pos, planners[1].page_pos)
+        assert (plan.send_pages is None) == (twin.send_pages is None)
+        if plan.send_pages is not None:
+            assert torch.equal(plan.send_pages, twin.send_pages)
+        planners[1].check_invariants()
+    assert len(copies) == 3
+
+
 def test_undo_touches_only_the_last_plan():
     """Entries that no plan named are never written."""
     planner = ShardExtendPlanner(make_spec(0, 2), num_pages=64)
