@@ -80,6 +80,7 @@ def make_pool(kind, allocator, rank, group, device="cpu"):
         device,
         shard_spec=spec,
         shard_group=group,
+        exact_blocks=True,
         layout=layout,
     )
 
