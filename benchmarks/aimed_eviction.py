@@ -164,14 +164,17 @@ def _cells(row: dict[str, object]) -> list[str]:
 
 @click.command(help=(__doc__ or "").splitlines()[0])
 @click.option("--requests", default=3000, show_default=True, help="Prompts of generated chats.")
+@click.option("--seed", default=5, show_default=True, help="Seed of generated chats.")
 @click.option("--trace", "paths", multiple=True, help="A trace to replay as well.")
 @click.option("--pages", default=2818, show_default=True, help="Pages of one rank, for traces.")
 @click.option("--json", "file", type=click.File("w"), help="Write the figures here.")
-def main(requests: int, paths: tuple[str, ...], pages: int, file: IO[str] | None) -> None:
+def main(
+    requests: int, seed: int, paths: tuple[str, ...], pages: int, file: IO[str] | None
+) -> None:
     """Run and print."""
     rows: list[dict[str, object]] = []
     for turn in TURN_PAGES:
-        reader = hot_prompt_chats(turn, requests)
+        reader = hot_prompt_chats(turn, requests, seed)
         rows += rows_of(f"{turn} a turn", reader, pool_pages(turn) // RANKS, PAGE)
     for path in paths:
         rows += rows_of(trace_name(path), open_trace(path), pages, None)

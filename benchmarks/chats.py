@@ -11,7 +11,7 @@ TURN_PAGES = {"1": Range(1, 1), "1-3": Range(1, 3), "1-9": Range(1, 9)}
 """Pages that a turn adds, by the name that tables show."""
 
 
-def hot_prompt_chats(turn: str, requests: int, seed: int = 5) -> GeneratedReader:
+def hot_prompt_chats(turn: str, requests: int, seed: int) -> GeneratedReader:
     """Make 200 chats in flight of 1 to 10 turns each, all behind one prompt of 40 pages.
 
     Args:

@@ -75,12 +75,18 @@ def _cells(row: dict[str, object]) -> list[str]:
 
 @click.command(help=(__doc__ or "").splitlines()[0])
 @click.option("--requests", default=3000, show_default=True, help="Prompts of generated chats.")
+@click.option("--seed", default=5, show_default=True, help="Seed of generated chats.")
 @click.option("--ranks", "ranks_text", default="4,8", show_default=True, help="Ranks of a group.")
 @click.option("--trace", "paths", multiple=True, help="A trace to replay as well.")
 @click.option("--capacity", default="10000p", show_default=True, help="Of one rank, for traces.")
 @click.option("--json", "file", type=click.File("w"), help="Write the figures here.")
 def main(
-    requests: int, ranks_text: str, paths: tuple[str, ...], capacity: str, file: IO[str] | None
+    requests: int,
+    seed: int,
+    ranks_text: str,
+    paths: tuple[str, ...],
+    capacity: str,
+    file: IO[str] | None,
 ) -> None:
     """Run and print."""
     all_ranks = [int(text) for text in ranks_text.split(",")]
@@ -88,7 +94,8 @@ def main(
     for turn in TURN_PAGES:
         for ranks in all_ranks:
             pages = f"{pool_pages(turn) // ranks}p"
-            rows += replay(f"{turn} a turn", hot_prompt_chats(turn, requests), pages, ranks, PAGE)
+            reader = hot_prompt_chats(turn, requests, seed)
+            rows += replay(f"{turn} a turn", reader, pages, ranks, PAGE)
     for path in paths:
         for ranks in all_ranks:
             rows += replay(trace_name(path), open_trace(path), capacity, ranks)

@@ -47,7 +47,8 @@ def _facts(report: Report) -> str:
     if report.span_ms > 0:
         facts.append(f"{report.span_ms / 1000:,.1f} s from first to last request")
     for result in report.results[:1]:
-        facts.append(f"{result.requests:,} requests of {result.input_tokens:,} tokens")
+        plural = "" if result.requests == 1 else "s"
+        facts.append(f"{result.requests:,} request{plural} of {result.input_tokens:,} tokens")
     return ", ".join(facts)
 
 

@@ -55,6 +55,13 @@ def test_a_trace_with_a_clock_shows_its_span():
     assert ", 3,536.0 s from first to last request, " in flat(to_table(report))
 
 
+def test_one_request_is_said_so():
+    report = make_report()
+    report = replace(report, results=(replace(report.results[0], requests=1, input_tokens=3),))
+
+    assert ", 1 request of 3 tokens " in flat(to_table(report))
+
+
 def test_the_heading_names_the_unit_of_other_hits():
     assert "(pages)" in to_table(make_report("D1")).splitlines()[4]
 
