@@ -164,8 +164,9 @@ def test_a_write_outside_a_plan_never_waits_either():
         for pool in pools:
             write(pool, "mha", 1, on_device, drawn)
     for layer_id in (0, 2, 3):
+        drawn = reference.draw(layer_id, loc, "cuda")
         for pool in pools:
-            write(pool, "mha", layer_id, on_device, reference.draw(layer_id, loc, "cuda"))
+            write(pool, "mha", layer_id, on_device, drawn)
     check_persisted(pools, "mha", reference, loc)
 
 

@@ -3,13 +3,22 @@
 The kernels run compiled where there is a GPU, under Triton's interpreter elsewhere.
 """
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scratch import kernels
+from alloc import PageShardSpec
+from scratch import InProcessGroup, kernels
 from scratch.kernels import BITS, twins
+from tests.scratch.scratch_worlds import (
+    Conversation,
+    Reference,
+    check_persisted,
+    make_pool,
+    prefill,
+)
 
 pytest.importorskip("triton")
 
@@ -221,6 +230,28 @@ def test_padding_rows_hold_one_of_their_values(launch, kernel_device):
     assert stored[1, 0] in (0.0, 1.0)
     assert (stored[2] == 3.0).all()
     assert (pool[0] == pool[3]).all()
+
+
+# The whole path
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_a_prefill_through_the_kernels(launch, kernel_device, kind, monkeypatch):
+    """Every read of a sharded conversation is exact when kernels do the work; B69."""
+    monkeypatch.setattr(kernels, "_paths_of", lambda tensor: launch)
+    groups = InProcessGroup.create(2, timeout_s=10)
+    specs = [PageShardSpec(rank, 2, 4, 64, 32) for rank in range(2)]
+    pools = [
+        make_pool(kind, spec, group, device=kernel_device)
+        for spec, group in zip(specs, groups, strict=True)
+    ]
+    layout = pools[0].shard.planner.layout
+    reference = Reference(kind, torch.bfloat16, layout, range(3), 0)
+    conversation = Conversation(specs[0], layout, np.random.default_rng(1))
+    for _ in range(4):
+        batch = conversation.batch()
+        prefill(pools, kind, reference, batch)
+        check_persisted(pools, kind, reference, batch.locs(4))
 
 
 # The choice of path
