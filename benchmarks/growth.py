@@ -9,20 +9,18 @@ Eviction is measured in its worst case: every leaf is stale and each call takes 
 from __future__ import annotations
 
 import gc
-import json
 import tracemalloc
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import IO
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from alloc import PagedTokenToKVPoolAllocator
+from benchmarks import harness
 from benchmarks.workloads import VOCABULARY
 from radix import (
     CacheInitParams,
@@ -177,14 +175,12 @@ def deep_path(depth: int) -> dict[str, float]:
 
 def show(title: str, lines: dict[str, dict[str, float]]) -> None:
     """Print one table."""
-    table = Table(title=title, title_justify="left")
     columns = list(dict.fromkeys(column for line in lines.values() for column in line))
-    table.add_column("")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, line in lines.items():
-        table.add_row(name, *(f"{line[c]:,.1f}" if c in line else "-" for c in columns))
-    Console(width=120).print(table)
+    rows = [
+        [name, *(f"{line[c]:,.1f}" if c in line else "-" for c in columns)]
+        for name, line in lines.items()
+    ]
+    harness.show(title, ["", *columns], rows)
 
 
 def sizes(text: str) -> list[int]:
@@ -199,7 +195,7 @@ def sizes(text: str) -> list[int]:
 @click.option("--children", default="10000,100000", help="Children of one node.")
 @click.option("--depth", default="1000,10000", help="Nodes of one path.")
 @click.option("--memory", default="10000,100000", help="Leaves at which memory is measured.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option("--json", "json_file", type=click.File("w"), help="Write figures here.")
 def main(
     leaves: str,
     policies: str,
@@ -207,7 +203,7 @@ def main(
     children: str,
     depth: str,
     memory: str,
-    json_path: Path | None,
+    json_file: IO[str] | None,
 ) -> None:
     """Run and print."""
     found = {
@@ -225,8 +221,15 @@ def main(
     }
     for title, lines in found.items():
         show(title, lines)
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=2))
+    harness.write_json(
+        json_file,
+        "growth",
+        [
+            {"series": title, "size": size, **line}
+            for title, lines in found.items()
+            for size, line in lines.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

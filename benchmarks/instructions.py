@@ -17,9 +17,8 @@ import sys
 from collections.abc import Callable
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import harness
 from benchmarks.growth import LEAF_PAGES, PAGE, fill, make_cache
 from radix import EvictParams, InsertParams, MatchPrefixParams, RadixKey, UnifiedRadixCache
 
@@ -100,15 +99,13 @@ def main(count: int, child: str | None) -> None:
         keys = [RadixKey(tokens) for tokens in fill(cache, LEAVES)]
         OPERATIONS[child](cache, keys[:count])
         return
-    table = Table(title="thousand instructions per operation", title_justify="left")
-    table.add_column("operation")
-    table.add_column("instructions", justify="right")
     base = counted("nothing", count)
-    for operation in OPERATIONS:
-        if operation != "nothing":
-            each = (counted(operation, count) - base) / count
-            table.add_row(operation, f"{each / 1e3:.1f}")
-    Console().print(table)
+    rows = [
+        [operation, f"{(counted(operation, count) - base) / count:,.0f}"]
+        for operation in OPERATIONS
+        if operation != "nothing"
+    ]
+    harness.show("Instructions per operation", ["operation", "instructions"], rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ median of the rounds. ``loop`` is the sum of a request's operations; the room fo
 from __future__ import annotations
 
 import gc
-import json
 import random
 from array import array
 from collections.abc import Callable, Iterable
@@ -17,15 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import IO
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import harness
 from benchmarks.contenders import Contender, Ours
 from benchmarks.workloads import Workload, unique, workloads
 
 OPERATIONS = ("key", "match", "miss", "lock", "indices", "evict", "alloc", "insert", "unlock")
+COLUMNS = (*OPERATIONS, "loop")
 MISSES = 200
 Maker = Callable[[int, int], Contender]
 
@@ -123,21 +123,17 @@ def run(
     }
 
 
-def show(console: Console, title: str, results: dict[str, dict[str, float]]) -> None:
-    """Print one table; peers' lines carry the ratio to the first contender's."""
-    columns = [*OPERATIONS, "loop"]
-    table = Table(title=title, title_justify="left")
-    table.add_column("µs per call")
-    for column in columns:
-        table.add_column(column, justify="right")
+def table(results: dict[str, dict[str, float]]) -> list[list[str]]:
+    """Return a line per contender; the others' carry the ratio to the first."""
     first = next(iter(results.values()))
+    lines = []
     for name, line in results.items():
-        cells = [f"{line[c]:.1f}" if c in line else "-" for c in columns]
-        table.add_row(name, *cells)
+        lines.append([name, *(f"{line[c]:.1f}" if c in line else "-" for c in COLUMNS)])
         if line is not first:
-            ratios = [f"{line[c] / first[c]:.1f}x" if c in line else "-" for c in columns]
-            table.add_row("", *ratios, style="dim")
-    console.print(table)
+            lines.append(
+                ["", *(f"{line[c] / first[c]:.1f}x" if c in line else "" for c in COLUMNS)]
+            )
+    return lines
 
 
 def contenders(peer: Path | None) -> dict[str, Maker]:
@@ -162,7 +158,7 @@ def contenders(peer: Path | None) -> dict[str, Maker]:
 @click.option("--rounds", default=3, help="Runs of each contender; figures are medians.")
 @click.option("--seed", default=0, help="Seed of the order of contenders.")
 @click.option("--peer", type=click.Path(path_type=Path, exists=True), help="Folder of a peer.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option("--json", "json_file", type=click.File("w"), help="Write figures here.")
 def main(
     letters: str,
     pages: str,
@@ -170,19 +166,22 @@ def main(
     rounds: int,
     seed: int,
     peer: Path | None,
-    json_path: Path | None,
+    json_file: IO[str] | None,
 ) -> None:
     """Run and print."""
-    console, found = Console(width=120), {}
+    found: list[dict[str, object]] = []
     makers = contenders(peer)
     known = workloads(scale)
     for letter in letters.split(","):
         for page in map(int, pages.split(",")):
             results = run(known[letter], page, makers, rounds, seed)
-            found[f"{letter}{page}"] = results
-            show(console, f"workload {letter}, page {page}", results)
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=2))
+            title = f"workload {letter}, page {page}: microseconds per call"
+            harness.show(title, ["", *COLUMNS], table(results))
+            found += [
+                {"workload": letter, "page_size": page, "contender": name, **line}
+                for name, line in results.items()
+            ]
+    harness.write_json(json_file, "tree", found)
 
 
 if __name__ == "__main__":
