@@ -5,7 +5,7 @@
 Needs one CUDA device. Every line is checked against its plain reference on fresh random data before
 it is timed; a wrong result ends the run. The columns:
 
-    call µs    host time of a call, calls back to back, device work of all of them awaited at the end
+    call µs    host time of a call, calls back to back, the device awaited after the last of them
     alone µs   host time of one call with an idle device before it and a synchronize after it
     device µs  time between events around the call; the L2 cache is overwritten before each, which
                takes long enough that no launch is waited for
