@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,28 +105,54 @@ def sorted_keys_of_runs(layout: PageLayout, runs: Sequence[Ints]) -> Ints:
 
     Cost: O(pages) and N sorts of 1/N of them.
     """
-    ranks = layout.num_classes
-    owners: Ints = np.arange(ranks, dtype=runs[0].dtype)
-    first_pages = layout.page_at(owners, np.ones_like(owners))
-    padding = layout.page_at(owners, np.full_like(owners, layout.pages_per_class + 1))
+    ranks, columns = layout.num_classes, _columns_of(layout, runs[0].dtype)
+    padding = columns.padding_pages
     pieces: list[Ints] = []
     for run in runs:
         base = layout.class_of(int(run[0]))
         end = (base + len(run)) % ranks
         pieces += [padding[:base], run, padding[end:] if end else padding[:0]]
     by_rank = np.concatenate(pieces).reshape(-1, ranks).T.copy()
-    by_rank -= first_pages[:, None]
+    by_rank -= columns.first_pages
     keys = by_rank // ranks  # a rank's pages are as far apart as there are ranks
     astray = keys * ranks != by_rank
     if astray.any():
         raise NotCyclicError(_run_at(layout, runs, int(astray.any(axis=0).argmax())))
-    keys += _first_keys(layout, owners)[:, None]
+    keys += columns.first_keys
     keys.sort(axis=1)
     if sum(map(len, runs)) == keys.size:
         return keys.reshape(-1)
-    paddings = _first_keys(layout, owners) + layout.pages_per_class
-    unpadded: Ints = keys[keys != paddings[:, None]]
+    unpadded: Ints = keys[keys != columns.padding_keys]
     return unpadded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """Constants of the ranks' columns: [N, 1] but for ``padding_pages``, [N].
+
+    Attributes:
+        padding_pages: a page of each rank above all that exist.
+        padding_keys: their keys.
+        first_pages: local page 1 of each rank.
+        first_keys: their keys.
+    """
+
+    padding_pages: Ints
+    padding_keys: Ints
+    first_pages: Ints
+    first_keys: Ints
+
+
+@lru_cache(maxsize=8)
+def _columns_of(layout: PageLayout, dtype: np.dtype[Any]) -> _Columns:
+    owners = np.arange(layout.num_classes, dtype=dtype)
+    first_keys = owners * _stride(layout) + 1
+    return _Columns(
+        padding_pages=layout.page_at(owners, np.full_like(owners, layout.pages_per_class + 1)),
+        padding_keys=(first_keys + layout.pages_per_class)[:, None],
+        first_pages=layout.page_at(owners, np.ones_like(owners))[:, None],
+        first_keys=first_keys[:, None],
+    )
 
 
 def _run_at(layout: PageLayout, runs: Sequence[Ints], row: int) -> int:
@@ -173,12 +200,6 @@ def first_shared(layout: PageLayout, keys: Ints, others: Ints) -> int | None:
     found[found == len(others)] = 0
     shared = others[found] == keys
     return _page_of_key(layout, keys[shared.argmax()]) if shared.any() else None
-
-
-def _first_keys(layout: PageLayout, owners: Ints) -> Ints:
-    """Return the key of each owner's local page 1."""
-    keys: Ints = owners * _stride(layout) + 1
-    return keys
 
 
 def _stride(layout: PageLayout) -> int:
