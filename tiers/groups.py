@@ -41,8 +41,8 @@ class HostRows(Protocol):
     def read(self, pages: PageIds) -> bytes:
         """Return this rank's bytes of some pages."""
 
-    def write(self, pages: PageIds, payload: bytes, skip_pages: int = 0) -> None:
-        """Write this rank's bytes; see ``HostKVPool.write``."""
+    def write(self, pages: PageIds, payload: bytes, skip_pages: int = 0) -> bool:
+        """Write this rank's bytes, if they are as many as needed; see ``HostKVPool.write``."""
 
 
 class NoRows:
@@ -58,8 +58,9 @@ class NoRows:
         """Return no bytes."""
         return b""
 
-    def write(self, pages: PageIds, payload: bytes, skip_pages: int = 0) -> None:
-        """Do nothing."""
+    def write(self, pages: PageIds, payload: bytes, skip_pages: int = 0) -> bool:
+        """Take a payload without bytes."""
+        return not payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +218,7 @@ class GroupTier:
             body = self.blobs.body(name) if whole else None
             if body is None:
                 break
-            try:
-                self._rows.write(group, body, skip)
-            except ValueError:
+            if not self._rows.write(group, body, skip):
                 break
             done += len(group)
             skip = 0

@@ -91,24 +91,21 @@ class HostKVPool:
         paged = (self._paged(part) for parts in self._layers for part in parts)
         return b"".join(part.index_select(0, local).numpy().tobytes() for part in paged)
 
-    def write(self, pages: PageIds, payload: bytes, skip_pages: int = 0) -> None:
-        """Write this rank's bytes of some pages.
+    def write(self, pages: PageIds, payload: bytes, skip_pages: int = 0) -> bool:
+        """Write this rank's bytes of some pages; waits for no transfer.
 
         Args:
             pages: int64[n] where the bytes go; those of other ranks are passed over.
             payload: from a ``read`` of ``skip_pages`` owned pages followed by these.
             skip_pages: leading owned pages of the payload to leave out.
 
-        Raises:
-            ValueError: the payload has another size; nothing was written.
+        Returns:
+            Whether the payload has the size that this takes; else nothing was written.
         """
         local = torch.from_numpy(self.local_pages(pages))
         num_pages = skip_pages + len(local)
         if len(payload) != num_pages * self.page_bytes:
-            raise ValueError(
-                f"the payload has {len(payload)} bytes; {num_pages} pages are "
-                f"{num_pages * self.page_bytes}"
-            )
+            return False
         offset = 0
         for part in (self._paged(part) for parts in self._layers for part in parts):
             count = num_pages * part.shape[1]
@@ -116,6 +113,7 @@ class HostKVPool:
             rows = torch.tensor(values.reshape(num_pages, part.shape[1])[skip_pages:])
             part.index_copy_(0, local, rows)
             offset += values.nbytes
+        return True
 
     def _paged(self, part: torch.Tensor) -> torch.Tensor:
         """Return a tensor of rows with a page in each row, of the same memory."""
