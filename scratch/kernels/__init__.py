@@ -2,8 +2,9 @@
 
 Each is one function on tensors, with no planner or pool behind it, that writes into buffers of the
 caller. The tensor that is written or read decides: one Triton kernel a call on CUDA, a torch twin
-of equal results elsewhere. Nothing waits for a device, addresses are int64, and rows travel as
-integers, so that every dtype arrives bit for bit.
+of equal results elsewhere. Kernels are launched on the current device, which has to be the
+tensors'. They never wait for it, addresses are int64, and rows travel as integers, so that every
+dtype arrives bit for bit.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ does, on a device and under the interpreter alike (but for which NaN a NaN becom
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import gcd
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -144,9 +143,8 @@ def _widest_word(tensors: Sequence[torch.Tensor]) -> torch.dtype:
 # Store
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """How a float32's bits are rounded to a smaller float.
+class _Rounding(NamedTuple):
+    """How a float32's bits are rounded to a smaller float; a kernel gets it as a plain tuple.
 
     Attributes:
         mantissa: bits of the mantissa; 23 leaves a float32 as it is.
@@ -154,6 +152,7 @@ class _Format:
         limit: bits of the first float32 that is ``overflow`` whatever its rounding.
         overflow: what lies there, infinities included.
         nan: what NaN becomes.
+        sign: place of the sign bit.
     """
 
     mantissa: int
@@ -161,6 +160,7 @@ class _Format:
     limit: int
     overflow: int
     nan: int
+    sign: int
 
 
 _E4M3_OVERFLOW = int(torch.tensor(1e9).to(torch.float8_e4m3fn).view(torch.uint8))
@@ -169,12 +169,12 @@ _E4M3_OVERFLOW = int(torch.tensor(1e9).to(torch.float8_e4m3fn).view(torch.uint8)
 _ABOVE_464 = 0x43E80001
 """Bits of the first float32 that rounds beyond 448, the largest number of e4m3."""
 
-_FORMATS = {
-    torch.float32: _Format(23, 127, 255 << 23, 0, 0),
-    torch.bfloat16: _Format(7, 127, 255 << 23, 0x7F80, 0x7FC0),
-    torch.float16: _Format(10, 15, 143 << 23, 0x7C00, 0x7E00),
-    torch.float8_e5m2: _Format(2, 15, 143 << 23, 0x7C, 0x7F),
-    torch.float8_e4m3fn: _Format(3, 7, _ABOVE_464, _E4M3_OVERFLOW, 0x7F),
+_ROUNDINGS = {
+    torch.float32: _Rounding(23, 127, 255 << 23, 0, 0, 31),
+    torch.bfloat16: _Rounding(7, 127, 255 << 23, 0x7F80, 0x7FC0, 15),
+    torch.float16: _Rounding(10, 15, 143 << 23, 0x7C00, 0x7E00, 15),
+    torch.float8_e5m2: _Rounding(2, 15, 143 << 23, 0x7C, 0x7F, 7),
+    torch.float8_e4m3fn: _Rounding(3, 7, _ABOVE_464, _E4M3_OVERFLOW, 0x7F, 7),
 }
 """Pool dtypes that a kernel converts to."""
 
@@ -184,14 +184,11 @@ _AS_IS, _FLOAT, _BFLOAT16_BITS = 0, 1, 2
 @_kernel()
 def _rounded_bits(
     bits: tl.tensor,
-    MANTISSA: tl.constexpr,
-    BIAS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    OVERFLOW: tl.constexpr,
-    NAN: tl.constexpr,
-    SIGN_SHIFT: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ) -> tl.tensor:
     """Return the bits of float32 bits rounded to nearest, ties to even: int32."""
+    MANTISSA: tl.constexpr = ROUNDING[0]
+    BIAS: tl.constexpr = ROUNDING[1]
     size = bits & 0x7FFFFFFF
     shift: tl.constexpr = 23 - MANTISSA
     half: tl.constexpr = (1 << (shift - 1)) - 1
@@ -205,9 +202,9 @@ def _rounded_bits(
         adder = tl.full(size.shape, power, tl.int32).to(tl.float32, bitcast=True)
         tiny = (small + adder).to(tl.int32, bitcast=True) - power
         rounded = tl.where(size < smallest, tiny, rounded)
-    rounded = tl.where(size >= LIMIT, OVERFLOW, rounded)
-    rounded = tl.where(size > 0x7F800000, NAN, rounded)
-    return rounded | (((bits >> 31) & 1) << SIGN_SHIFT)
+    rounded = tl.where(size >= ROUNDING[2], ROUNDING[3], rounded)
+    rounded = tl.where(size > 0x7F800000, ROUNDING[4], rounded)
+    return rounded | (((bits >> 31) & 1) << ROUNDING[5])
 
 
 @_kernel()
@@ -226,12 +223,7 @@ def _store_part(
     BLOCK: tl.constexpr,
     STAGED: tl.constexpr,
     SOURCE: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    BIAS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    OVERFLOW: tl.constexpr,
-    NAN: tl.constexpr,
-    SIGN_SHIFT: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ) -> None:
     """Read rows of one part once; write each where it belongs."""
     owned = live & (pool_row >= 0)
@@ -246,8 +238,8 @@ def _store_part(
                 bits = bits.to(tl.float32).to(tl.int32, bitcast=True)
             else:
                 bits = bits.to(tl.int32) << 16
-            if MANTISSA < 23:
-                bits = _rounded_bits(bits, MANTISSA, BIAS, LIMIT, OVERFLOW, NAN, SIGN_SHIFT)
+            if ROUNDING[0] < 23:
+                bits = _rounded_bits(bits, ROUNDING)
             bits = bits.to(target.dtype.element_ty)
         if STAGED:
             at = scratch + scratch_row[:, None] * scratch_stride + column[None, :]
@@ -278,12 +270,7 @@ def _store_kernel(
     TOKENS: tl.constexpr,
     STAGED: tl.constexpr,
     SOURCE: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    BIAS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    OVERFLOW: tl.constexpr,
-    NAN: tl.constexpr,
-    SIGN_SHIFT: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     live = token < num_tokens
@@ -306,12 +293,7 @@ def _store_kernel(
         FIRST_BLOCK,
         STAGED,
         SOURCE,
-        MANTISSA,
-        BIAS,
-        LIMIT,
-        OVERFLOW,
-        NAN,
-        SIGN_SHIFT,
+        ROUNDING,
     )
     if SECOND_WIDTH > 0:
         _store_part(
@@ -329,12 +311,7 @@ def _store_kernel(
             SECOND_BLOCK,
             STAGED,
             SOURCE,
-            MANTISSA,
-            BIAS,
-            LIMIT,
-            OVERFLOW,
-            NAN,
-            SIGN_SHIFT,
+            ROUNDING,
         )
 
 
@@ -354,7 +331,7 @@ def store_rows(
     widths = [value.shape[1] for value in values] + [0]
     blocks = [min(_BLOCK, triton.next_power_of_2(width)) for width in widths]
     tokens = max(1, min(16, _TILE // max(blocks)))
-    rounding = _FORMATS.get(dtype, _FORMATS[torch.float32])
+    rounding = _ROUNDINGS.get(dtype, _ROUNDINGS[torch.float32])
     into = scratch if scratch is not None else targets[0]
     _store_kernel[(triton.cdiv(len(pool_rows), tokens),)](
         values[0],
@@ -377,12 +354,7 @@ def store_rows(
         tokens,
         staged,
         source,
-        rounding.mantissa,
-        rounding.bias,
-        rounding.limit,
-        rounding.overflow,
-        rounding.nan,
-        8 * dtype.itemsize - 1,
+        tuple(rounding),
     )
 
 
@@ -393,8 +365,8 @@ def _kernel_values(
     given = {value.dtype for value in values}
     (only,) = given if len(given) == 1 else (None,)
     kept = [value if value.stride(1) == 1 else value.contiguous() for value in values]
-    if only in (torch.float32, torch.float16) and only != dtype and dtype in _FORMATS:
+    if only in (torch.float32, torch.float16) and only != dtype and dtype in _ROUNDINGS:
         return kept, _FLOAT
-    if only == torch.bfloat16 and only != dtype and dtype in _FORMATS:
+    if only == torch.bfloat16 and only != dtype and dtype in _ROUNDINGS:
         return [value.view(torch.int16) for value in kept], _BFLOAT16_BITS
     return [value.to(dtype).view(bits) for value in kept], _AS_IS

@@ -196,6 +196,18 @@ def test_storing(launch, kernel_device, kind, given_dtype, stored, count, staged
     assert staged or not scratch.any()
 
 
+def test_parts_of_two_dtypes_are_converted_each(launch, kernel_device):
+    values = [
+        torch.randn(5, 8, device=kernel_device),
+        torch.randn(5, 4, device=kernel_device).bfloat16(),
+    ]
+    (pool, scratch), (twin_pool, twin_scratch) = store_both(
+        launch, kernel_device, values, torch.float16, [8, 4], 5, staged=True, seed=1
+    )
+    assert torch.equal(twin_pool, pool)
+    assert torch.equal(twin_scratch, scratch)
+
+
 def edge_values():
     """Numbers around every rounding, overflow and underflow of the small floats."""
     sizes = [2.0**power for power in range(-30, 20)] + [448.0, 464.0, 480.0, 57344.0, 65504.0]
