@@ -377,3 +377,20 @@ AllocatorMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None
 )
 TestAllocatorMachine = AllocatorMachine.TestCase
+
+
+class LaneMachine(AllocatorMachine):
+    """Owner lanes alone: draws by lane and stock draws over free and staged pages."""
+
+    @initialize(
+        kind=st.sampled_from(["lanes of 2", "lanes of 3"]),
+        device=st.just(None),
+        need_sort=st.sampled_from([True, True, False]),
+        debug=st.booleans(),
+    )
+    def build(self, kind, device, need_sort, debug):
+        super().build(kind=kind, device=device, need_sort=need_sort, debug=debug)
+
+
+LaneMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLaneMachine = LaneMachine.TestCase
