@@ -67,6 +67,8 @@ def in_child(compute: Callable[[], int]) -> int:
     with os.fdopen(read_end) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
+    if not text:
+        raise RuntimeError("the forked copy failed")
     return int(text)
 
 
@@ -74,7 +76,8 @@ def tokens_to_floor(cache: UnifiedRadixCache, pages_per_rank: int, aimed: bool) 
     """Evict until every rank has that many free pages; return the tokens that went."""
     meter = Meter(cache, aimed)
     wanted = pages_per_rank * RANKS * cache.page_size
-    evict_until_allocatable(meter, cache.allocator, wanted)
+    if not evict_until_allocatable(meter, cache.allocator, wanted):
+        raise RuntimeError(f"no eviction leads to {pages_per_rank} free pages a rank")
     return meter.tokens
 
 

@@ -158,10 +158,12 @@ def test_capacities_come_first_and_schedules_within_each():
 
 
 def test_requests_still_in_flight_are_inserted_at_the_end():
-    reader = make_block_reader([([1, 2], 8)])
-    (result,) = run(reader, "unbounded", schedules=(Schedule(2, 8, "chain"),)).results
+    shared = list(range(1, 7))
+    reader = make_block_reader([([*shared, 100 + i], 28) for i in range(6)])
+    schedule = Schedule(4, 8, "chain", use_leases=False)
+    (result,) = run(reader, "unbounded", schedules=(schedule,)).results
 
-    assert (result.peak_pages, result.sharding.placements) == (2, 1)
+    assert result.sharding.declined_inserts >= 3  # an insert that never comes can't be declined
 
 
 def test_ranks_count_when_pools_are_too_large_together():
