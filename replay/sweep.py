@@ -97,7 +97,13 @@ def sweep(
             on_progress(_share(reader, requests, config.limit))
     for driver in drivers:
         driver.drain()
-    definition = Definition(
+    results = tuple(driver.result() for driver in drivers)
+    span_ms = _span_ms(reader.info, first, last)
+    return Report(reader.info, _definition(config, units), results, span_ms)
+
+
+def _definition(config: SweepConfig, units: Units) -> Definition:
+    return Definition(
         config.definition,
         MEANINGS[config.definition],
         UNITS[config.definition],
@@ -105,8 +111,6 @@ def sweep(
         config.policy,
         config.schedules,
     )
-    results = tuple(driver.result() for driver in drivers)
-    return Report(reader.info, definition, results, _span_ms(reader.info, first, last))
 
 
 def _drivers(
