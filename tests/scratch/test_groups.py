@@ -84,6 +84,15 @@ def test_rounds_may_overlap():
             assert blocks[-1, 0] == 1
 
 
+def test_a_round_is_forgotten_when_everybody_has_it():
+    """Else every slot of every gather would be kept."""
+    groups = InProcessGroup.create(2)
+    for _ in range(3):
+        for _, pending in [gather(group) for group in groups]:
+            pending.wait()
+    assert groups[0]._meeting.rounds == {}
+
+
 def test_a_rank_that_does_not_come_is_named():
     groups = InProcessGroup.create(3, timeout_s=0.05)
     _, pending = gather(groups[1])
