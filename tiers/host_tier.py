@@ -149,6 +149,8 @@ class HostTier:
         runs = self.cache.detach(EvictParams(wanted, aim))
         try:
             if self.groups is not None:
+                # Blobs are read and written by the host: no copy may still be on its way to a
+                # page that is read here, or that is drawn again later.
                 self.transfer.drain()
                 for run in runs:
                     self.counters.kept_blobs += self.groups.keep(run)
@@ -188,8 +190,6 @@ class HostTier:
             return 0
         pages = self.draw(classes[: stop - start])
         assert pages is not None, "there was room for them"
-        # A copy that is still on its way could land in a page that was drawn again.
-        self.transfer.drain()
         count = groups.load(offer, pages)
         if count < len(pages):
             self.give_back(pages[count:])
