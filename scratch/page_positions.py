@@ -41,7 +41,8 @@ class PagePositions:
         """Forget the last assignment, then place ``pages``; send ``send_pages`` along.
 
         On CUDA the writes are ordered on the current stream, behind whatever already reads the
-        table there.
+        table there. What is about to be written is noted first: if an interrupt comes between,
+        the next assignment still forgets all of it.
 
         Args:
             pages: int64[n] distinct logical pages.
@@ -55,8 +56,8 @@ class PagePositions:
         """
         if self._on_host:
             self._host[self._assigned_host] = self.trash_page
-            self._host[pages] = places
             self._assigned_host = pages
+            self._host[pages] = places
             return None if send_pages is None else torch.from_numpy(send_pages)
         num_sent = 0 if send_pages is None else len(send_pages)
         sent, sent_places = self._send(pages, places, send_pages)

@@ -337,6 +337,7 @@ class ShardExtendPlanner:
             own = order.local_pages_of(self.spec.shard_rank)
             send = np.zeros(block_pages, dtype=np.int64)
             send[: len(own)] = own
+        self.active = False  # an interrupt from here on leaves no plan in force
         send_pages = self._positions.assign(pages, places, send)
         self._translator.forget()
         self.plan = ShardExtendPlan(

@@ -80,6 +80,34 @@ def test_a_refused_batch_leaves_the_previous_plan(name, debug):
     assert planner.begin_shard_extend(GOOD, [0], [32], [48]).epoch == 2
 
 
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_an_interrupted_commit_leaves_no_plan_and_the_next_one_is_whole(written):
+    """An interrupt in the middle of the table's writes; B60."""
+
+    class Interrupting:
+        def __init__(self, table):
+            self.table, self.writes = table, 0
+
+        def __setitem__(self, pages, places):
+            if self.writes == written:
+                raise KeyboardInterrupt
+            self.writes += 1
+            self.table[pages] = places
+
+    planner = make_planner()
+    table = planner._positions._host
+    planner._positions._host = Interrupting(table)
+    args = page_table([[20, 21, 22]]), [0], [32], [48]
+    if written < 2:
+        with pytest.raises(KeyboardInterrupt):
+            planner.begin_shard_extend(*args)
+        assert not planner.active
+    planner._positions._host = table
+    planner.begin_shard_extend(page_table([[30, 31]]), [0], [16], [32])
+    assert planner.active
+    planner.check_invariants()
+
+
 def test_exact_blocks_take_what_the_default_refuses():
     """Owners that are not cyclic plan with exact blocks; the bound is still the scratch."""
     planner = make_planner(exact_blocks=True)
