@@ -28,8 +28,6 @@ from alloc import (
 from radix import (
     CacheInitParams,
     ExtendAllocation,
-    InsertParams,
-    InsertResult,
     LockReceipt,
     NodeId,
     UnifiedRadixCache,
@@ -75,21 +73,6 @@ class _Request:
         return self.origin_input_ids
 
 
-class _WatchedCache(UnifiedRadixCache):
-    """The cache, remembering what the last insert said: a finished request doesn't tell."""
-
-    last_insert: InsertResult | None = None
-
-    def forget_insert(self) -> None:
-        """Drop the result that is kept."""
-        self.last_insert = None
-
-    def insert(self, params: InsertParams) -> InsertResult:
-        """Insert, and keep the result."""
-        self.last_insert = super().insert(params)
-        return self.last_insert
-
-
 @dataclass(slots=True)
 class _Spread:
     """Sum and maximum of one figure."""
@@ -119,7 +102,7 @@ class ShardedDriver:
         self._schedule = schedule
         self._page = config.tree_page_size
         self._allocator = _make_allocator(config, schedule.ranks)
-        self._cache = _WatchedCache(
+        self._cache = UnifiedRadixCache(
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self._make_rows(FIRST_ROW_PAGES),
@@ -214,9 +197,7 @@ class ShardedDriver:
         """Insert the oldest request in flight, and give back its lock and row."""
         request = self._flying.popleft()
         cache = self._cache
-        cache.forget_insert()
-        cache.cache_finished_req(request)
-        inserted = cache.last_insert
+        inserted = cache.cache_finished_req(request)
         if inserted is not None and inserted.rotation_tail_declined:
             self._declined_inserts += 1
             self._declined_tokens += self._tokens(request, len(request.origin_input_ids))
