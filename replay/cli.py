@@ -42,6 +42,11 @@ LEASES_HELP = (
     "choose their bases alone, to compare."
 )
 BLIND_HELP = "With --shards: evict in policy order only, whichever ranks are short, to compare."
+HOST_HELP = (
+    "A host tier of this capacity below each pool: evicted pages are copied to it and loaded back. "
+    "Hits are then shown by tier."
+)
+DISK_HELP = "With --host-capacity: a disk tier below, which takes what the host evicts."
 HIT_HELP = (
     "What a hit is. D1 pages; D2 tokens, a partial tail weighs its length; D3 as an engine: whole "
     "pages, last token recomputed; D4 mean over requests; D5 as D2, second half of the requests."
@@ -123,6 +128,8 @@ def main() -> None:
 @click.option("--shards", metavar="N", help=SHARDS_HELP)
 @click.option("--in-flight", metavar="K", help=IN_FLIGHT_HELP)
 @click.option("--rotation", metavar="chain|seam", help=ROTATION_HELP)
+@click.option("--host-capacity", metavar="CAPACITY", help=HOST_HELP)
+@click.option("--disk-capacity", metavar="CAPACITY", help=DISK_HELP)
 @click.option("--no-leases", is_flag=True, help=LEASES_HELP)
 @click.option("--blind-eviction", is_flag=True, help=BLIND_HELP)
 def replay(
@@ -137,10 +144,15 @@ def replay(
     from replay.commands import replay_trace
     from replay.schedule import ShardOptions
     from replay.sweep import SweepConfig
+    from replay.tiered import TierOptions
 
+    below = (options.pop("host_capacity"), options.pop("disk_capacity"))
     names = [field.name for field in fields(ShardOptions)]
     schedules = ShardOptions(**{name: options.pop(name) for name in names}).schedules()
-    config = SweepConfig(parse_capacities(capacity), definition=hit, schedules=schedules, **options)
+    tiers = TierOptions.read(*below, sharded=bool(schedules))
+    config = SweepConfig(
+        parse_capacities(capacity), definition=hit, schedules=schedules, tiers=tiers, **options
+    )
     click.echo(replay_trace(trace, config, block_size=block_size, as_json=as_json))
 
 

@@ -22,8 +22,9 @@ from radix import (
     RadixKey,
     UnifiedRadixCache,
 )
+from radix.scheduling import Evicts
 from replay.hits import make_counter
-from replay.result import Result
+from replay.result import Result, Tiering
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Driver:
                 eviction_policy=config.policy,
             )
         )
+        self._evicts: Evicts = self._cache
         self._counter = make_counter(config.definition, config.page_size)
         self._requests = 0
         self._input_tokens = 0
@@ -102,21 +104,25 @@ class Driver:
         start = perf_counter_ns()
         for prompt in prompts:
             cached = self._serve(prompt.key)
-            self._counter.record(min(cached, prompt.pages), prompt.pages, prompt.input_length)
+            self._record(min(cached, prompt.pages), prompt.pages, prompt.input_length)
             self._input_tokens += prompt.input_length
         self._requests += len(prompts)
         self._nanoseconds += perf_counter_ns() - start
 
-    def _serve(self, key: RadixKey) -> int:
-        """Serve one key and return how many of its leading pages were cached.
+    def _record(self, cached: int, pages: int, input_length: int) -> None:
+        """Count one request, of whose pages the first ones were cached."""
+        self._counter.record(cached, pages, input_length)
 
-        A key longer than the pool keeps its leading pages: its own tail would be the first victim.
-        """
+    def _cut(self, key: RadixKey) -> RadixKey:
+        """Keep the leading pages of a key longer than the pool: its tail would be evicted first."""
+        ps, capacity = self._config.tree_page_size, self._config.capacity_pages
+        return key[: capacity * ps] if len(key) // ps > capacity else key
+
+    def _serve(self, key: RadixKey) -> int:
+        """Serve one key and return how many of its leading pages were cached."""
         ps = self._config.tree_page_size
+        key = self._cut(key)
         pages = len(key) // ps
-        if pages > self._config.capacity_pages:
-            pages = self._config.capacity_pages
-            key = key[: pages * ps]
         match = self._cache.match_and_lock(MatchPrefixParams(key=key))
         cached = match.device_prefix_len // ps
         if cached < pages:
@@ -130,7 +136,7 @@ class Driver:
         ps = self._config.tree_page_size
         free = self._allocator.available_size() // ps
         if free < missing:
-            evicted = self._cache.evict(EvictParams(num_tokens=(missing - free) * ps))
+            evicted = self._evicts.evict(EvictParams(num_tokens=(missing - free) * ps))
             num_evicted = evicted.num_tokens_evicted // ps
             self._evicted += num_evicted
             free += num_evicted
@@ -153,6 +159,9 @@ class Driver:
 
     def result(self) -> Result:
         """Return the counters so far."""
+        return self._result()
+
+    def _result(self, tiering: Tiering | None = None) -> Result:
         return Result(
             capacity_pages=self._config.capacity_pages,
             page_size=self._config.page_size,
@@ -162,4 +171,5 @@ class Driver:
             evicted_pages=self._evicted,
             peak_pages=self._peak,
             replay_ns=self._nanoseconds,
+            tiering=tiering,
         )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from replay.result import Result, Sharding
+from replay.result import Result, Sharding, Tiering
 from replay.sweep import Report
 
 Cell: TypeAlias = Callable[[Result], str]
@@ -25,6 +25,12 @@ _LEGEND = (
     "base was there first. Gather: pages moved for cached prefixes over pages needed."
 )
 
+_TIER_LEGEND = (
+    "Device, host, disk: where a request found its pages; the hits of all three are their sum. "
+    "Evicted pages are copied to the host, what the host evicts to the disk, and copies stay when "
+    "they are loaded back, so capacities don't add up."
+)
+
 
 def to_table(report: Report) -> str:
     """Return the trace's facts, the tables and the definition of a hit.
@@ -36,6 +42,8 @@ def to_table(report: Report) -> str:
     blocks = [_wrap(_facts(report))]
     if report.definition.schedules:
         blocks += _sharded_tables(report, hits)
+    elif any(result.tiering for result in report.results):
+        blocks += [_table(_tier_columns(hits), report.results), _wrap(_TIER_LEGEND)]
     else:
         blocks.append(_table(_plain_columns(hits), report.results))
     blocks.append(_wrap(report.definition.describe()))
@@ -66,6 +74,25 @@ def _plain_columns(hits: str) -> dict[str, Cell]:
         "replay\n(s)": lambda r: f"{r.seconds:.2f}",
         "requests\nper s": lambda r: f"{r.requests_per_second:,.0f}",
     }
+
+
+def _tier_columns(hits: str) -> dict[str, Cell]:
+    return {
+        "capacity\n(tokens)": lambda r: f"{r.capacity_tokens:,}",
+        "host\n(tokens)": lambda r: f"{_tiers(r).host_pages * r.page_size:,}",
+        "disk\n(tokens)": lambda r: f"{_tiers(r).disk_pages * r.page_size:,}",
+        "device\nhits": lambda r: f"{_tiers(r).device_hits:,}",
+        "host\nhits": lambda r: f"{_tiers(r).host_hits:,}",
+        "disk\nhits": lambda r: f"{_tiers(r).disk_hits:,}",
+        hits: lambda r: f"{r.hit.hits:,}",
+        "hit rate": lambda r: f"{r.hit.rate:.6f}",
+        "replay\n(s)": lambda r: f"{r.seconds:.2f}",
+    }
+
+
+def _tiers(result: Result) -> Tiering:
+    assert result.tiering is not None, "a run with tiers counts them"
+    return result.tiering
 
 
 def _sharded_tables(report: Report, hits: str) -> list[str]:
@@ -194,6 +221,8 @@ def _row(result: Result) -> dict[str, object]:
     }
     if result.sharding is not None:
         row["sharding"] = _sharding_row(result.sharding)
+    if result.tiering is not None:
+        row["tiers"] = msgspec.to_builtins(result.tiering)
     return row
 
 

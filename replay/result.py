@@ -66,6 +66,35 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiering:
+    """What a run with tiers below the device found besides its hits, which are all tiers' sum.
+
+    Attributes:
+        host_pages: Pages of the host tier.
+        disk_pages: Pages of the disk tier; 0 for none.
+        device_hits: Hits in the pool itself, in the unit of the run's definition.
+        host_hits: Hits that were loaded back from the host.
+        disk_hits: Hits that came from the disk.
+        loaded_pages: Pages copied back to the device.
+        stored_pages: Pages copied to the host.
+        dropped_pages: Pages evicted from the device that the host could not take.
+        host_evicted_pages: Pages that the host evicted.
+        fetched_pages: Pages that came back from the disk.
+    """
+
+    host_pages: int
+    disk_pages: int
+    device_hits: int
+    host_hits: int
+    disk_hits: int
+    loaded_pages: int
+    stored_pages: int
+    dropped_pages: int
+    host_evicted_pages: int
+    fetched_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Counters of one run at one capacity.
 
@@ -79,6 +108,7 @@ class Result:
         peak_pages: Most pages in use at once.
         replay_ns: Nanoseconds spent in tree and allocator; reading the trace is apart.
         sharding: What a run with `--shards` found besides; None without.
+        tiering: What a run with `--host-capacity` found besides; None without.
     """
 
     capacity_pages: int
@@ -90,6 +120,7 @@ class Result:
     peak_pages: int
     replay_ns: int
     sharding: Sharding | None = None
+    tiering: Tiering | None = None
 
     @property
     def capacity_tokens(self) -> int:

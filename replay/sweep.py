@@ -17,6 +17,7 @@ from replay.hits import DEFAULT, MEANINGS, UNITS
 from replay.result import Definition, Result
 from replay.schedule import Schedule
 from replay.sharded import ShardedDriver
+from replay.tiered import TieredDriver, TierOptions
 from replay.trace import Reader, Request, TraceInfo
 from replay.units import Units, plan_units
 
@@ -36,6 +37,7 @@ class SweepConfig:
         limit: Requests to replay; None for all.
         schedules: Groups of ranks to compare at each capacity, which is then one rank's; none for
             one pool fed one request at a time.
+        tiers: Tiers below each pool; None for none.
     """
 
     capacities: tuple[Capacity, ...]
@@ -45,6 +47,7 @@ class SweepConfig:
     expand: bool = False
     limit: int | None = None
     schedules: tuple[Schedule, ...] = ()
+    tiers: TierOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def sweep(
         TraceError: At the first bad line.
     """
     units = plan_units(reader.info, page_size=config.page_size, expand=config.expand)
-    drivers = _drivers(_runs(reader, config, units), config.schedules)
+    drivers = _drivers(reader, config, units)
     requests = 0
     first: Request | None = None
     last: Request | None = None
@@ -113,12 +116,15 @@ def _definition(config: SweepConfig, units: Units) -> Definition:
     )
 
 
-def _drivers(
-    runs: Sequence[RunConfig], schedules: Sequence[Schedule]
-) -> Sequence[Driver | ShardedDriver]:
-    if not schedules:
+def _drivers(reader: Reader, config: SweepConfig, units: Units) -> Sequence[Driver | ShardedDriver]:
+    working_set = _working_set_if_needed(reader, config, units)
+    below = config.tiers and config.tiers.pages(units.page_size, working_set)
+    runs = _runs(config, units, working_set, below.host + below.disk if below else 0)
+    if below:
+        return [TieredDriver(run, below) for run in runs]
+    if not config.schedules:
         return [Driver(run) for run in runs]
-    return [ShardedDriver(run, schedule) for run in runs for schedule in schedules]
+    return [ShardedDriver(run, schedule) for run in runs for schedule in config.schedules]
 
 
 def _span_ms(info: TraceInfo, first: Request | None, last: Request | None) -> int:
@@ -127,16 +133,21 @@ def _span_ms(info: TraceInfo, first: Request | None, last: Request | None) -> in
     return round(last.timestamp_ms - first.timestamp_ms)
 
 
-def _runs(reader: Reader, config: SweepConfig, units: Units) -> list[RunConfig]:
+def _working_set_if_needed(reader: Reader, config: SweepConfig, units: Units) -> int:
+    """Return the pages that an unbounded pool needs; 0 where none is asked for."""
     bounded = [c for c in config.capacities if c.amount is not None]
     for capacity in bounded:
         capacity.pages(units.page_size, 0)
-    working_set = 0
-    if len(bounded) < len(config.capacities):
-        working_set = _working_set(reader, config, units)
+    if len(bounded) < len(config.capacities) or (config.tiers and config.tiers.unbounded):
+        return _working_set(reader, config, units)
+    return 0
+
+
+def _runs(config: SweepConfig, units: Units, working_set: int, below: int) -> list[RunConfig]:
+    """Return a run for each capacity; ``below`` are the pages of its other tiers."""
     pools = [capacity.pages(units.page_size, working_set) for capacity in config.capacities]
     ranks = [schedule.ranks for schedule in config.schedules] or [1]
-    pages = sum(pools) * sum(ranks)
+    pages = sum(pools) * sum(ranks) + below * len(pools)
     if pages > MAX_PAGES:
         raise ReplayError(
             f"--capacity: {pages} pages in {len(pools) * len(ranks)} pools; one sweep holds at "

@@ -299,3 +299,23 @@ def test_a_full_disk_drops_what_the_host_evicts_and_nothing_else(tmp_path, caplo
 
 def _refuse(path, parts):
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("layout", ["interleave", "lanes"])
+def test_the_rest_of_a_group_comes_back_beside_what_the_host_still_has_of_it(tmp_path, layout):
+    tokens = list(range(16))
+    stores = [FileStore(tmp_path / str(r), 10**6, sync=False) for r in range(2)]
+    world = make_ranks(2, layout=layout, blobs=stores, group_pages=4)
+    for rank in world:
+        rank.serve(tokens, owners=[0, 1, 0, 1, 0, 1, 0, 1])
+        rank.cache.evict(EvictParams(1000))
+        rank.cache.host._evict(np.array([1, 2]))
+        assert rank.host_len(tokens) == 10
+        rank.serve([70 + i for i in range(32)], owners=[0, 1] * 8)
+        rank.cache.evict(EvictParams(1000))
+        assert rank.load(tokens) == 16
+        assert rank.cache.host.counters.fetched == 3
+        assert rank.wrong_pages(tokens) == []
+    check(world)
+    for store in stores:
+        store.close()
