@@ -52,16 +52,17 @@ class ExtendBatch:
                 f"prefix_lens has {len(prefix)} entries and seq_lens {len(seq)}; "
                 f"pass one of each per request"
             )
-        wrong = (prefix < 0) | (seq < prefix)
-        if wrong.any():
-            i = int(wrong.argmax())
+        extend = seq - prefix
+        if np.count_nonzero(prefix < 0) or np.count_nonzero(extend < 0):
+            i = int(((prefix < 0) | (extend < 0)).argmax())
             raise ValueError(
                 f"request {i} has prefix_len={int(prefix[i])} and seq_len={int(seq[i])}; "
                 f"0 <= prefix_len <= seq_len must hold"
             )
-        prefix_pages = -(-prefix // page_size)
-        new_pages = -(-seq // page_size) - prefix_pages
-        return cls(page_size, prefix, seq, seq - prefix, prefix_pages, new_pages)
+        prefix_pages = (prefix + (page_size - 1)) // page_size
+        new_pages = (seq + (page_size - 1)) // page_size
+        new_pages -= prefix_pages
+        return cls(page_size, prefix, seq, extend, prefix_pages, new_pages)
 
     @property
     def num_tokens(self) -> int:

@@ -252,7 +252,7 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         """
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         resolved = self._resolve(batch, rotation_bases, continues)
-        if not self._can_draw_any(batch.num_new_pages):
+        if batch.num_new_pages > self.layout.capacity_pages:  # draw would build a list of that length
             return None
         pages = self.free_list.draw(self._classes(batch, resolved))
         return None if pages is None else ExtendPages(pages, list(resolved))
@@ -293,16 +293,16 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
                 f"{num_requests} requests need {num_requests} rotation_bases and continues, got "
                 f"{len(bases)} and {len(continues)}"
             )
-        unaligned = batch.prefix_lens % self.page_size != 0
-        if unaligned.any():
-            i = int(unaligned.argmax())
+        unaligned = batch.prefix_lens % self.page_size
+        if np.count_nonzero(unaligned):
+            i = int((unaligned != 0).argmax())
             raise ValueError(
                 f"request {i} has prefix_len={int(batch.prefix_lens[i])}, which is not a "
                 f"multiple of page_size={self.page_size}; match with a page-aligned key"
             )
         for i, base in enumerate(bases):
             if base is not None and not (
-                isinstance(base, int | np.integer) and 0 <= base < self.shard_size
+                isinstance(base, (int, np.integer)) and 0 <= base < self.shard_size
             ):
                 raise ValueError(
                     f"request {i} has base {base!r}; it must be an integer in "

