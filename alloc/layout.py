@@ -96,11 +96,11 @@ class PageLayout:
 
     def local_page(self, pages: IntLike) -> IntLike:
         """Return each page's number in its owner's pool tensor; reserved ids give 0."""
-        return (pages - self.first_page) // self.num_classes + 1
+        return (pages + (self.num_classes - self.first_page)) // self.num_classes
 
     def page_at(self, classes: IntLike, local_pages: IntLike) -> IntLike:
         """Return the page of a class and a local page >= 1: the inverse of the two above."""
-        return (local_pages - 1) * self.num_classes + classes + self.first_page
+        return local_pages * self.num_classes + (classes + (self.first_page - self.num_classes))
 
     def local_row(self, locs: IntLike) -> IntLike:
         """Return the row of each slot in its owner's pool tensor."""
