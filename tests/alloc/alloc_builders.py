@@ -96,7 +96,8 @@ def as_slots(allocator, values):
 
 def ints(slots):
     """Return slots, pages or any integers as a list of Python ints."""
-    return np.asarray(slots).tolist()
+    on_host = slots if isinstance(slots, np.ndarray | list) else slots.cpu()
+    return np.asarray(on_host).tolist()
 
 
 def pages_of(allocator, slots):

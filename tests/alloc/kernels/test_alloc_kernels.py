@@ -269,9 +269,9 @@ def test_an_allocator_over_the_kernels_equals_the_host(slots_through_kernels, on
     out = []
     for pool in (real, host):
         given = tensor(last, device) if on_device and pool is real else np.array(last)
-        out.append(np.asarray(pool.alloc_extend(prefix, prefix, seq, seq, given, 21)).tolist())
+        out.append(ints(pool.alloc_extend(prefix, prefix, seq, seq, given, 21)))
         given = tensor([15, 23], device) if on_device and pool is real else np.array([15, 23])
-        out[-1] += ints(pool.alloc_decode([17, 9], [17, 9], given).tolist())
+        out[-1] += ints(pool.alloc_decode([17, 9], [17, 9], given))
     assert out[0] == out[1]
     assert real.state_digest() == host.state_digest()
 
