@@ -5,12 +5,15 @@
     compute                                    read 0 waits for ↑, read 1 for the next, …
 
 One side stream carries both directions, so a load never overtakes the store of the same host pages.
-It waits for the compute stream where a transfer is started. Contiguous pages travel as one copy.
+It waits for the compute stream where a transfer is started. Pages in long runs travel as copies,
+one a run; scattered ones through one kernel a tensor, where Triton is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +22,9 @@ import torch
 from alloc import IntArray, PageIds, PageLayout
 from tiers.host_pool import HostKVPool, LayeredPool
 from tiers.transfer import DONE, Ticket
+
+_LONG_RUN = 32
+"""Pages of a run, on average, from which a copy for each run keeps up with the link."""
 
 
 class CopyTransfer:
@@ -66,9 +72,10 @@ class CopyTransfer:
             return DONE
         self._side.wait_stream(torch.cuda.current_stream(self._side.device))
         with torch.cuda.stream(self._side):
+            moves = _moves(local, copies, self._page_size, self._side.device)
             for pairs in self._layers:
                 for device, host in pairs:
-                    _copy_runs(device, host, local, copies, self._page_size)
+                    moves(device, host)
             return _StreamTicket(self._side)
 
     def load(self, host_pages: PageIds, device_pages: PageIds) -> Ticket:
@@ -81,9 +88,10 @@ class CopyTransfer:
             return DONE
         self._side.wait_stream(torch.cuda.current_stream(self._side.device))
         with torch.cuda.stream(self._side):
+            moves = _moves(copies, local, self._page_size, self._side.device)
             for index, pairs in enumerate(self._layers):
                 for device, host in pairs:
-                    _copy_runs(host, device, copies, local, self._page_size)
+                    moves(host, device)
                 self._filled[index] = self._side.record_event()
             return _StreamTicket(self._side)
 
@@ -151,13 +159,36 @@ def _copy_pages(
     target.view(-1, width).index_copy_(0, torch.from_numpy(targets), taken)
 
 
+def _moves(
+    sources: IntArray, targets: IntArray, page_size: int, device: torch.device
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Return what starts copying these pages from one tensor of rows to another.
+
+    One of the tensors is on the device, the other pinned. The choice depends on the pages alone and
+    is made once for all layers.
+    """
+    runs = list(_runs(sources, targets))
+    if len(runs) <= 1 + len(sources) // _LONG_RUN or find_spec("triton") is None:
+        return partial(_copy_runs, sources.tolist(), targets.tolist(), runs, page_size)
+    from tiers.page_kernel import copy_pages
+
+    places = torch.from_numpy(np.stack([sources, targets])).pin_memory()
+    on_device = places.to(device, non_blocking=True)
+    return partial(copy_pages, places=on_device, page_size=page_size)
+
+
 def _copy_runs(
-    source: torch.Tensor, target: torch.Tensor, sources: IntArray, targets: IntArray, page_size: int
+    sources: list[int],
+    targets: list[int],
+    runs: list[tuple[int, int]],
+    page_size: int,
+    source: torch.Tensor,
+    target: torch.Tensor,
 ) -> None:
-    """Start copies between device and pinned memory, one for each run that both sides share."""
-    for first, stop in _runs(sources, targets):
+    """Start a copy for each run of pages that both sides have in a row."""
+    for first, stop in runs:
         rows = (stop - first) * page_size
-        start, to = int(sources[first]) * page_size, int(targets[first]) * page_size
+        start, to = sources[first] * page_size, targets[first] * page_size
         target[to : to + rows].copy_(source[start : start + rows], non_blocking=True)
 
 
