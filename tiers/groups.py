@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -123,22 +124,23 @@ class GroupTier:
 
     # Names
 
-    def names(self, key: RadixKey) -> list[str]:
-        """Return the names of a key's whole groups; none for a namespace that has no stable name.
+    def names(self, key: RadixKey) -> Iterator[str]:
+        """Yield the names of a key's whole groups; none for a namespace that has no stable name.
 
         The same in every process: namespaces are None, bool, int, float, str, bytes and tuples of
-        these. Cost: O(tokens) to hash.
+        these. Cost: O(tokens) to hash up to the last name taken.
         """
         try:
             name = _hash(self._secret, self._seed + _stable(key.namespace))
         except TypeError:
-            return []
-        width = self.group_pages * self._layout.page_size * key.unit_bytes
-        names: list[str] = []
+            return
+        width = self._group_bytes(key)
         for start in range(0, len(key.data) // width * width, width):
             name = _hash(self._secret, name + key.data[start : start + width])
-            names.append(name.hex())
-        return names
+            yield name.hex()
+
+    def _group_bytes(self, key: RadixKey) -> int:
+        return self.group_pages * self._layout.page_size * key.unit_bytes
 
     # Keep
 
@@ -177,16 +179,18 @@ class GroupTier:
         """
         size = self.group_pages
         first = start // size
-        names = self.names(key)[first:]
-        if not names:
+        num_groups = len(key.data) // self._group_bytes(key) - first
+        if num_groups < 1:
             return None
         found: list[OwnerMetadata] = []
-        for name in names:
+        names: list[str] = []
+        for name in islice(self.names(key), first, None):
             owners = self._owners_in(name)
             if owners is None:
                 break
             found.append(owners)
-        count = self._common(found, len(names))
+            names.append(name)
+        count = self._common(found, num_groups)
         if not count:
             return None
         page_size = self._layout.page_size

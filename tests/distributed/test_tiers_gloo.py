@@ -146,7 +146,7 @@ def files_that_differ_are_loaded_as_far_as_all_have_them(rank, size, folder, lay
     for damage, expected in ((None, 24), ("last rank lacks group 4", 16), ("first rank, 1", 4)):
         store = FileStore(where, 10**6, sync=False)
         ours = world(rank, size, layout, kind, blobs=store)
-        names = ours.cache.host.groups.names(ours.key(TOKENS))
+        names = list(ours.cache.host.groups.names(ours.key(TOKENS)))
         if damage is None:
             ours.serve(TOKENS, base=1)
             ours.cache.evict(EvictParams(1000))

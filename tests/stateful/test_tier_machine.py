@@ -459,7 +459,7 @@ class Blobs(TierMachine):
     host_pages, blobs = 3, 4
 
 
-LIMITS = settings(max_examples=15, stateful_step_count=30)
+LIMITS = settings(max_examples=50, stateful_step_count=30)
 
 
 def case(machine):

@@ -23,18 +23,22 @@ def tier(**settings):
     return GroupTier(blobs, NoRows(), layout, **{"model_id": "m", "group_pages": 2, **settings})
 
 
+def names_of(groups, key):
+    return list(groups.names(key))
+
+
 def test_a_name_depends_on_everything_that_the_bytes_depend_on():
     names = [
-        tier().names(RadixKey(A)),
-        tier().names(RadixKey(A, "lora")),
-        tier().names(RadixKey(A, None, "lora")),
-        tier().names(RadixKey([*A, 9], is_bigram=True)),
-        tier(model_id="n").names(RadixKey(A)),
-        tier(secret=b"s").names(RadixKey(A)),
-        tier(rank=1).names(RadixKey(A)),
-        tier(layout=PageLayout.interleave(2, 2, 8)).names(RadixKey(A)),
-        tier(layout=PageLayout.single(1, 8), group_pages=4).names(RadixKey(A)),
-        tier().names(RadixKey([0, *A[1:]])),
+        names_of(tier(), RadixKey(A)),
+        names_of(tier(), RadixKey(A, "lora")),
+        names_of(tier(), RadixKey(A, None, "lora")),
+        names_of(tier(), RadixKey([*A, 9], is_bigram=True)),
+        names_of(tier(model_id="n"), RadixKey(A)),
+        names_of(tier(secret=b"s"), RadixKey(A)),
+        names_of(tier(rank=1), RadixKey(A)),
+        names_of(tier(layout=PageLayout.interleave(2, 2, 8)), RadixKey(A)),
+        names_of(tier(layout=PageLayout.single(1, 8), group_pages=4), RadixKey(A)),
+        names_of(tier(), RadixKey([0, *A[1:]])),
     ]
     assert [len(n) for n in names] == [2] * len(names)
     flat = [name for found in names for name in found]
@@ -42,18 +46,18 @@ def test_a_name_depends_on_everything_that_the_bytes_depend_on():
 
 
 def test_names_share_exactly_the_groups_of_a_shared_prefix():
-    ours, theirs = tier().names(RadixKey(A)), tier().names(RadixKey([*A[:7], 0]))
+    ours, theirs = names_of(tier(), RadixKey(A)), names_of(tier(), RadixKey([*A[:7], 0]))
     assert ours[0] == theirs[0]
     assert ours[1] != theirs[1]
-    assert tier().names(RadixKey(A[:7])) == ours[:1]
-    assert tier().names(RadixKey(A[:3])) == []
+    assert names_of(tier(), RadixKey(A[:7])) == ours[:1]
+    assert names_of(tier(), RadixKey(A[:3])) == []
 
 
 def test_a_namespace_without_a_stable_name_is_not_kept():
-    assert tier().names(RadixKey(A, extra_key=object())) == []
-    kept = tier().names(RadixKey(A, extra_key=("lora", 1, 2.5, True, b"x")))
+    assert names_of(tier(), RadixKey(A, extra_key=object())) == []
+    kept = names_of(tier(), RadixKey(A, extra_key=("lora", 1, 2.5, True, b"x")))
     assert len(kept) == 2
-    assert kept != tier().names(RadixKey(A, extra_key=("lora", 1, 2.5, 1, b"x")))
+    assert kept != names_of(tier(), RadixKey(A, extra_key=("lora", 1, 2.5, 1, b"x")))
 
 
 def test_names_are_the_same_in_every_process():
@@ -61,7 +65,7 @@ def test_names_are_the_same_in_every_process():
         "from alloc import PageLayout; from radix import RadixKey;"
         "from tiers import GroupTier, MemoryStore, NoRows;"
         "tier = GroupTier(MemoryStore(1), NoRows(), PageLayout.single(2, 8), model_id='m');"
-        "print([tier.names(RadixKey(range(64), name)) for name in (None, 'x', ('x', 1))])"
+        "print([list(tier.names(RadixKey(range(64), name))) for name in (None, 'x', ('x', 1))])"
     )
     outs = {
         subprocess.run(
@@ -137,7 +141,7 @@ def test_only_as_many_groups_come_back_as_the_host_has_room_for():
 def test_a_hole_ends_what_comes_back():
     blobs = MemoryStore(100)
     rank = demoted(blobs, [*A, *A])
-    names = rank.cache.host.groups.names(rank.key([*A, *A]))
+    names = names_of(rank.cache.host.groups, rank.key([*A, *A]))
     del blobs._blobs[names[1]]
     assert rank.load([*A, *A]) == 4
     rank.cache.check_invariants()
@@ -162,7 +166,7 @@ def test_a_hole_ends_what_comes_back():
 def test_a_header_of_something_else_is_a_miss(header):
     blobs = MemoryStore(100)
     rank = demoted(blobs)
-    first = rank.cache.host.groups.names(rank.key(A))[0]
+    first = names_of(rank.cache.host.groups, rank.key(A))[0]
     blobs._blobs[first] = (header.replace(b"NAME", first.encode()), b"")
     assert rank.load(A) == 0
     rank.cache.check_invariants()
@@ -262,7 +266,7 @@ def test_a_damaged_file_is_a_miss_with_a_warning_and_never_wrong_bytes(tmp_path,
     rank.serve(tokens)
     rank.cache.evict(EvictParams(1000))
     flush(rank)
-    paths = [tmp_path / f"{name}.kv" for name in rank.cache.host.groups.names(rank.key(tokens))]
+    paths = [tmp_path / f"{name}.kv" for name in names_of(rank.cache.host.groups, rank.key(tokens))]
     if damage == "truncate":
         os.truncate(paths[2], paths[2].stat().st_size - 1)
     elif damage == "flip":

@@ -423,3 +423,30 @@ def test_mistakes_are_refused_at_construction():
 
 def test_the_null_ticket_is_done():
     assert DONE.is_done()
+
+
+def test_a_host_lock_survives_a_split_and_leaves_nothing_pinned():
+    rank = make()
+    rank.serve(A)
+    evict(rank)
+    host = rank.cache.host
+    first = host.lock(rank.key(A))
+    nested = host.lock(rank.key(A[:6]))  # splits the locked node
+    assert (host.cache.protected_size(), host.cache.evictable_size()) == (8, 0)
+    host.unlock(first.receipt)
+    assert (host.cache.protected_size(), host.cache.evictable_size()) == (6, 2)
+    host.unlock(nested.receipt)
+    assert (host.cache.protected_size(), host.cache.evictable_size()) == (0, 8)
+    assert host.cache.evict(EvictParams(1000)).num_tokens_evicted == 8
+    rank.cache.check_invariants()
+
+
+def test_the_same_calls_leave_the_same_state():
+    ranks = [make(ranks=2, layout="lanes", host_pages=3) for _ in range(2)]
+    for rank in ranks:
+        for tokens, owners in ((A, [0, 1, 1, 0]), (B, [1, 0]), ([7, 7, 8, 8], [1, 1])):
+            rank.serve(tokens, owners=owners)
+        rank.cache.evict(EvictParams(2, class_deficits=(2, 1)))
+        rank.load(A)
+    assert ranks[0].cache.state_digest() == ranks[1].cache.state_digest()
+    assert ranks[0].cache.counters == ranks[1].cache.counters
