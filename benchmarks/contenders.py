@@ -64,11 +64,17 @@ class Ours:
         pool_tokens: size of the pool.
         page_size: tokens of a page.
         use_handle: insert from the match's handle, else from the root.
+        fused: match and lock in one operation, counted as ``match``.
         policy: eviction policy.
     """
 
     def __init__(
-        self, pool_tokens: int, page_size: int, *, use_handle: bool = True, policy: str = "lru"
+        self,
+        pool_tokens: int,
+        page_size: int,
+        *,
+        use_handle: bool = True,
+        fused: bool = False,
     ) -> None:
         self.name = "ours" if use_handle else "ours, from root"
         self.page_size = page_size
@@ -76,10 +82,9 @@ class Ours:
         self.pool = PagedTokenToKVPoolAllocator(
             size, page_size, dtype=None, device=None, kvcache=None
         )
-        self.cache = UnifiedRadixCache(
-            CacheInitParams(False, None, self.pool, page_size, eviction_policy=policy)
-        )
+        self.cache = UnifiedRadixCache(CacheInitParams(False, None, self.pool, page_size))
         self.use_handle = use_handle
+        self.fused = fused
         self._params: Any = None
         self._match: Any = None
         self._receipt: Any = None
@@ -92,12 +97,19 @@ class Ours:
 
     def match(self) -> int:
         """Match."""
-        match = self._match = self.cache.match_prefix(MatchPrefixParams(self._key))
+        params = MatchPrefixParams(self._key)
+        if self.fused:
+            match = self._match = self.cache.match_and_lock(params)
+        else:
+            match = self._match = self.cache.match_prefix(params)
         return match.device_prefix_len
 
     def lock(self) -> None:
         """Lock what was matched."""
-        self._receipt = self.cache.inc_lock_ref(self._match.last_device_node)
+        if self.fused:
+            self._receipt = self._match.receipt
+        else:
+            self._receipt = self.cache.inc_lock_ref(self._match.last_device_node)
 
     def indices(self) -> int:
         """Put together page ids."""

@@ -140,7 +140,8 @@ def contenders(peer: Path | None) -> dict[str, Maker]:
     """Return what makes each contender."""
     makers: dict[str, Maker] = {
         "ours": lambda size, page: Ours(size, page),
-        "ours, from root": lambda size, page: Ours(size, page, use_handle=False),
+        "match + lock": lambda size, page: Ours(size, page, fused=True),
+        "from root": lambda size, page: Ours(size, page, use_handle=False),
     }
     if peer is not None:
         from benchmarks import peers

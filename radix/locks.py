@@ -54,18 +54,16 @@ class LockTable:
             )
         return held[1]
 
-    def unlock(self, receipt: LockReceipt) -> TreeNode:
-        """Release a receipt; returns its node. Raises ValueError as ``node_of`` does."""
-        first = self.node_of(receipt)
+    def unlock(self, receipt: LockReceipt, node: TreeNode) -> None:
+        """Release a receipt of which ``node_of`` said that it locks ``node``."""
         del self._receipts[receipt.serial]
-        node: TreeNode | None = first
-        while node is not None:
-            node.pins -= 1
-            if node.pins:
+        pinned: TreeNode | None = node
+        while pinned is not None:
+            pinned.pins -= 1
+            if pinned.pins:
                 break
-            self._component.unlock(node)
-            node = node.parent
-        return first
+            self._component.unlock(pinned)
+            pinned = pinned.parent
 
     def receipts(self) -> list[LockReceipt]:
         """Return the receipts that are out, oldest first."""

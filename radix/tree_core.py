@@ -148,9 +148,9 @@ class UnifiedTreeCore:
             The handle, and the receipt when locked.
         """
         self._check_usable()
-        walk = self.walk(key)
+        walk = walk_key(self._root, key, self.page_size)
         self._committing = True
-        last = self._settle(walk)
+        last = walk.last if walk.partial is None else self._settle(walk)
         left_frontier = self._leave_frontier(last)
         self._touch(last, 1 if count_hit else 0)
         receipt = self._locks.lock(last) if lock else None
@@ -276,9 +276,9 @@ class UnifiedTreeCore:
                 tree's; nothing changed.
         """
         self._check_usable()
-        self._locks.node_of(receipt)
+        node = self._locks.node_of(receipt)
         self._committing = True
-        node = self._locks.unlock(receipt)
+        self._locks.unlock(receipt, node)
         if not node.pins and not node.children and node.parent is not None:
             self._frontier.add(node)
         self._committing = False
