@@ -252,7 +252,7 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         """
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         resolved = self._resolve(batch, rotation_bases, continues)
-        if batch.num_new_pages > self.layout.capacity_pages:  # draw would build a list of that length
+        if batch.num_new_pages > self.layout.capacity_pages:  # don't build a list of that length
             return None
         pages = self.free_list.draw(self._classes(batch, resolved))
         return None if pages is None else ExtendPages(pages, list(resolved))

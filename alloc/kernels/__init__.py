@@ -13,22 +13,9 @@ import torch
 
 from alloc.kernels import twins
 
-__all__ = ["decode_slots", "expand_pages", "extend_slots", "write_rows"]
+__all__ = ["decode_slots", "extend_slots", "write_rows"]
 
 _LARGEST_PAGE = 256
-
-
-def expand_pages(out: torch.Tensor, pages: torch.Tensor, page_size: int) -> None:
-    """Write the slots of whole pages.
-
-    ``out[k * page_size + o] = pages[k] * page_size + o``
-
-    Args:
-        out: int64[num_pages * page_size], contiguous.
-        pages: int64[num_pages].
-        page_size: tokens of a page.
-    """
-    _paths_of(out, page_size).expand_pages(out, pages, page_size)
 
 
 def extend_slots(

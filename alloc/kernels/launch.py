@@ -31,20 +31,6 @@ def _kernel(*numbers: str) -> Callable[[Kernel], Any]:
     return decorate
 
 
-@_kernel("pages", "num_slots")
-def _expand_pages_kernel(
-    out: tl.tensor,
-    pages: tl.tensor,
-    num_slots: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = slot < num_slots
-    page = tl.load(pages + slot // PAGE_SIZE, mask=live, other=0)
-    tl.store(out + slot, page * PAGE_SIZE + slot % PAGE_SIZE, mask=live)
-
-
 @_kernel("num_runs", "first_step")
 def _find_run(
     token: tl.tensor, token_starts: tl.tensor, num_runs: tl.tensor, first_step: tl.tensor
@@ -122,14 +108,6 @@ def _write_rows_kernel(
     page = tl.load(pages + page_start + offset // PAGE_SIZE, mask=live, other=0)
     slot = page * PAGE_SIZE + offset % PAGE_SIZE
     tl.store(table + table_start + offset, slot.to(tl.int32), mask=live)
-
-
-def expand_pages(out: torch.Tensor, pages: torch.Tensor, page_size: int) -> None:
-    """Write the slots of whole pages."""
-    if len(out):
-        grid = (triton.cdiv(len(out), _BLOCK),)
-        with torch.cuda.device(out.get_device()):
-            _expand_pages_kernel[grid](out, pages, len(out), page_size, _BLOCK)
 
 
 def extend_slots(

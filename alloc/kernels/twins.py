@@ -8,12 +8,6 @@ from __future__ import annotations
 import torch
 
 
-def expand_pages(out: torch.Tensor, pages: torch.Tensor, page_size: int) -> None:
-    """Write the slots of whole pages."""
-    offsets = torch.arange(page_size, dtype=torch.int64, device=out.device)
-    torch.add((pages * page_size)[:, None], offsets, out=out.view(-1, page_size))
-
-
 def extend_slots(
     out: torch.Tensor,
     plan: torch.Tensor,

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from alloc import kernels  # noqa: E402
 from alloc.kernels import twins  # noqa: E402
+from alloc.tensors import TensorSlots  # noqa: E402
 
 PAGE_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 FAR = 2**40  # slots and pages beyond int32
@@ -52,13 +53,13 @@ def fresh(num_tokens, device):
     pages=st.lists(st.integers(0, FAR), max_size=24),
 )
 @settings(max_examples=40, deadline=None)
-def test_expanding_pages(paths, page_size, pages):
-    """Every path writes page * ps + offset, also beyond int32; B18."""
+def test_expanding_pages(kernel_device, page_size, pages):
+    """On every device page * ps + offset, also beyond int32; B18."""
     expected = [page * page_size + offset for page in pages for offset in range(page_size)]
-    for path, device in paths:
+    for device in (kernel_device, torch.device("cpu")):
         out = fresh(len(expected), device)
-        path.expand_pages(out, tensor(pages, device), page_size)
-        assert ints(out.cpu()) == expected
+        TensorSlots(device).fill_pages(out, np.array(pages, dtype=np.int64), page_size)
+        assert ints(out) == expected
 
 
 # Extend
