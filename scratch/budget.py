@@ -1,7 +1,7 @@
 """What the scratch costs in bytes, and whether a batch fits into it.
 
-A scheduler asks ``fits`` before it admits a batch; the planner checks the same bounds again with
-the pages in hand. No device, no pages: lengths only.
+A scheduler asks before it admits a batch: ``fits`` from lengths alone, or ``fits_pages`` from the
+prefix pages, whose answer is the planner's. No device.
 
 >>> spec = PageShardSpec(0, 4, 16, max_prefix_tokens=256, chunk_tokens=64)
 >>> budget = ScratchBudget(spec, row_bytes=1152)
@@ -9,6 +9,12 @@ the pages in hand. No device, no pages: lengths only.
 True
 >>> budget.fits([112, 64], [130, 90]), budget.fits([112, 64, 64, 64], [130, 90, 70, 80])
 (True, False)
+>>> exact = ScratchBudget(spec, row_bytes=1152, exact_blocks=True)
+>>> shared = np.array([5, 6, 7, 8, 9])                       # read by three, gathered once
+>>> exact.fits_pages([shared] * 3, [90] * 3), exact.fits([80] * 3, [90] * 3)
+(True, False)
+>>> exact.fits_pages([np.array([5, 9, 13, 17, 21])], [90])   # five pages of one rank
+False
 """
 
 from __future__ import annotations
@@ -16,7 +22,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alloc import PageShardSpec, ceil_div
+import numpy as np
+
+from alloc import PageIds, PageLayout, PageShardSpec, ceil_div
 from scratch.layout import ScratchLayout
 
 NUM_SLOTS = 2
@@ -68,6 +76,8 @@ class ScratchBudget:
     Attributes:
         spec: the shard; its token limits size the scratch.
         row_bytes: bytes of one token in one layer: K and V, or the latent and rope parts.
+        layout: where pages lie; the page-interleave layout by default.
+        exact_blocks: as the planner's.
 
     Raises:
         ValueError: row_bytes is below 1.
@@ -75,6 +85,8 @@ class ScratchBudget:
 
     spec: PageShardSpec
     row_bytes: int
+    layout: PageLayout | None = None
+    exact_blocks: bool = False
 
     def __post_init__(self) -> None:
         """Reject rows without bytes."""
@@ -113,3 +125,28 @@ class ScratchBudget:
             for prefix, seq in zip(prefix_lens_cpu, seq_lens_cpu, strict=True)
         )
         return ScratchLayout(self.spec).fits(block_pages, chunk_pages)
+
+    def fits_pages(self, prefix_pages: Sequence[PageIds], seq_lens_cpu: Sequence[int]) -> bool:
+        """Say whether the scratch holds a batch whose prefix pages are known.
+
+        Its answer is the planner's: with ``exact_blocks`` distinct pages are counted by rank, as
+        prefixes over rotation seams need; without, the default bound is taken.
+
+        Args:
+            prefix_pages: int[K_i] logical pages of each request's prefix; requests may share pages.
+            seq_lens_cpu: tokens of each request after the chunk.
+
+        Raises:
+            ValueError: the lists differ in length, or a prefix is longer than its sequence.
+
+        Cost: O(requests), with ``exact_blocks`` one sort of the pages.
+        """
+        lens = [len(pages) * self.spec.page_size for pages in prefix_pages]
+        if not (self.exact_blocks and any(lens)):
+            return self.fits(lens, seq_lens_cpu)
+        pages = np.concatenate(list(prefix_pages))
+        pages.sort()
+        distinct = pages[np.flatnonzero(np.diff(pages, prepend=-1))]
+        layout = self.layout or self.spec.layout(pages_per_rank=1)
+        fullest = int(layout.count_classes(distinct).max())
+        return self.fits(lens, seq_lens_cpu, block_pages=fullest)

@@ -1,19 +1,22 @@
 """What makes a pool a sharded one: planner, gather and write plans of one pool, working together.
 
 The pools own it and forward to it. Per batch: ``begin``, then per layer ``store`` (persist the
-owned rows, stage the chunk) and ``read``, then ``end``. Outside a plan ``store`` only persists.
+owned rows, stage the chunk) and ``read``, then ``end``; ``extending`` encloses them. Outside a plan
+``store`` only persists.
 On CUDA make all these calls on one stream, the one that computes: the order on it is what keeps
 a table or a slot from being overwritten before its last reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from alloc import PageLayout, PageShardSpec
+from scratch.budget import ScratchBudget
 from scratch.gather import PrefixGather
 from scratch.group import GatherGroup
 from scratch.kernels import store_rows
@@ -74,6 +77,15 @@ class ShardExtend:
         """Size of the id space of logical slots."""
         return self.planner.layout.num_pages * self.planner.layout.page_size
 
+    def budget(self, row_bytes: int) -> ScratchBudget:
+        """Return the budget that admits what this planner plans.
+
+        Args:
+            row_bytes: bytes of one token in one layer.
+        """
+        planner = self.planner
+        return ScratchBudget(planner.spec, row_bytes, planner.layout, planner.exact_blocks)
+
     @property
     def active(self) -> bool:
         """Whether a plan is in force."""
@@ -112,6 +124,31 @@ class ShardExtend:
         """
         self.planner.end_shard_extend()
         self.gather.end()
+
+    @contextmanager
+    def extending(
+        self,
+        req_to_token: PageSource,
+        req_pool_indices: Any,
+        prefix_lens_cpu: Sequence[int],
+        seq_lens_cpu: Sequence[int],
+    ) -> Iterator[ShardExtendPlan]:
+        """Enclose a batch: ``begin`` on the way in, ``end`` on every way out.
+
+        >>> with shard.extending(table, rows, prefix_lens, seq_lens) as plan:  # doctest: +SKIP
+        ...     model.forward(batch)
+
+        Raises:
+            ValueError: the batch can't be planned; the body isn't run and the previous plan is
+                intact.
+            RuntimeError: a gather failed, on the way in or out; no plan is in force. An error of
+                the body is its context.
+        """
+        plan = self.begin(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
+        try:
+            yield plan
+        finally:
+            self.end()
 
     def read(self, layer_id: int) -> torch.Tensor:
         """Return the scratch of a layer; see ``PrefixGather.read``."""

@@ -7,12 +7,12 @@ comes from; tensors, shapes and checks are the plain pool's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from alloc import PageLayout, PageShardSpec
-from scratch.budget import ScratchBudget
 from scratch.extend import ShardExtend
 from scratch.group import GatherGroup
 from scratch.page_source import PageSource
@@ -35,6 +35,7 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
 
     Attributes:
         shard: planner, gather and write plans.
+        scratch_budget: admission of batches, as this pool's planner will see them.
 
     K and V travel together: a scratch row is ``K | V``, so under a plan ``get_key_buffer`` and
     ``get_value_buffer`` are strided views, contiguous inside a row.
@@ -70,7 +71,7 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
             debug=debug,
             exact_blocks=exact_blocks,
         )
-        self.scratch_budget = ScratchBudget(shard_spec, self.row_bytes)
+        self.scratch_budget = self.shard.budget(self.row_bytes)
 
     @property
     def num_slots(self) -> int:
@@ -90,6 +91,16 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
     def end_shard_extend(self) -> None:
         """Take the plan out of force and wait for a gather in flight."""
         self.shard.end()
+
+    def shard_extend(
+        self,
+        req_to_token: PageSource,
+        req_pool_indices: Any,
+        prefix_lens_cpu: Sequence[int],
+        seq_lens_cpu: Sequence[int],
+    ) -> AbstractContextManager[ShardExtendPlan]:
+        """Return a context that plans a batch and ends the plan; see ``ShardExtend.extending``."""
+        return self.shard.extending(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
 
     def translate_loc_to_scratch(self, loc: torch.Tensor) -> torch.Tensor:
         """Return the scratch rows of slots, computed once per tensor and plan: int64[n]."""
@@ -141,6 +152,7 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
 
     Attributes:
         shard: planner, gather and write plans.
+        scratch_budget: admission of batches, as this pool's planner will see them.
     """
 
     def __init__(
@@ -181,7 +193,7 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
             debug=debug,
             exact_blocks=exact_blocks,
         )
-        self.scratch_budget = ScratchBudget(shard_spec, self.row_bytes)
+        self.scratch_budget = self.shard.budget(self.row_bytes)
 
     @property
     def num_slots(self) -> int:
@@ -201,6 +213,16 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
     def end_shard_extend(self) -> None:
         """Take the plan out of force and wait for a gather in flight."""
         self.shard.end()
+
+    def shard_extend(
+        self,
+        req_to_token: PageSource,
+        req_pool_indices: Any,
+        prefix_lens_cpu: Sequence[int],
+        seq_lens_cpu: Sequence[int],
+    ) -> AbstractContextManager[ShardExtendPlan]:
+        """Return a context that plans a batch and ends the plan; see ``ShardExtend.extending``."""
+        return self.shard.extending(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
 
     def translate_loc_to_scratch(self, loc: torch.Tensor) -> torch.Tensor:
         """Return the scratch rows of slots, computed once per tensor and plan: int64[n]."""
