@@ -122,10 +122,13 @@ class PageLayout:
     def cyclic_counts(self, base: int, start: int, count: int) -> IntArray:
         """Return pages per class of a cyclic run in closed form: int64[num_classes]."""
         rounds, extra = divmod(count, self.num_classes)
-        counts = np.full(self.num_classes, rounds, dtype=np.int64)
+        counts = np.empty(self.num_classes, dtype=np.int64)
+        counts.fill(rounds)
         first = self.class_at(base, start)
-        counts[first : first + extra] += 1
-        counts[: max(0, first + extra - self.num_classes)] += 1
+        stop = first + extra
+        counts[first:stop] += 1
+        if stop > self.num_classes:
+            counts[: stop - self.num_classes] += 1
         return counts
 
     def count_classes(self, pages: PageIds) -> IntArray:

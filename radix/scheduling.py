@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,13 @@ from alloc import (
     ceil_div,
     page_interleave_shard_size,
 )
+from alloc.spaces import as_int64
 from radix.key import RadixKey
 from radix.params import EvictParams, EvictResult, Req
 from radix.unified_cache import UnifiedRadixCache
+
+PageOwners: TypeAlias = Sequence[Any]
+"""For each request of a batch, int[new pages] the class of each of its new pages."""
 
 
 class Evicts(Protocol):
@@ -87,7 +91,9 @@ class _Placement:
     leased_page: Any = None
 
 
-def alloc_for_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendAllocation | None:
+def alloc_for_extend(
+    cache: UnifiedRadixCache, reqs: Sequence[Req], *, page_owners: PageOwners | None = None
+) -> ExtendAllocation | None:
     """Give every request of a batch the slots of its next chunk.
 
     Each request has been matched (``UnifiedRadixCache.match_req``) or is between two chunks; its
@@ -98,6 +104,9 @@ def alloc_for_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendAll
     Args:
         cache: the cache; sharded or not.
         reqs: distinct requests, batch order.
+        page_owners: for each request, int[new pages] the class that each of its new pages has to
+            lie in, on a pool without rotation bases; default any class. Room is made in the
+            classes that are short.
 
     Returns:
         The slots, or None when the batch can't be served even by evicting all that is unlocked;
@@ -105,17 +114,19 @@ def alloc_for_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendAll
 
     Raises:
         ValueError: a request is named twice, or a chunk is longer than a row, or (sharded) starts
-            or ends inside a page without being the request's last. Nothing changed.
+            or ends inside a page without being the request's last; or owners are given for other
+            than the new pages, out of range, or on a sharded pool. Nothing changed.
     """
-    placer = _Placer(cache, reqs)
-    if not placer.preview().fits:
-        return None
-    return placer.allocate()
+    placer = _Placer(cache, reqs, page_owners)
+    preview = placer.preview()
+    return placer.allocate(preview.pages_by_class) if preview.fits else None
 
 
-def preview_extend(cache: UnifiedRadixCache, reqs: Sequence[Req]) -> ExtendPreview:
+def preview_extend(
+    cache: UnifiedRadixCache, reqs: Sequence[Req], *, page_owners: PageOwners | None = None
+) -> ExtendPreview:
     """Say what ``alloc_for_extend`` would need and whether it would fit; changes nothing."""
-    return _Placer(cache, reqs).preview()
+    return _Placer(cache, reqs, page_owners).preview()
 
 
 def evict_until_allocatable(cache: Evicts, allocator: Any, num_tokens: int) -> bool:
@@ -141,9 +152,15 @@ def evict_until_allocatable(cache: Evicts, allocator: Any, num_tokens: int) -> b
 
 
 class _Placer:
-    """One batch on its way to its pages."""
+    """One batch on its way to its pages.
 
-    def __init__(self, cache: UnifiedRadixCache, reqs: Sequence[Req]) -> None:
+    ``classes`` names the class of every new page, batch order, from the owners given or from the
+    rotation bases; None draws any class.
+    """
+
+    def __init__(
+        self, cache: UnifiedRadixCache, reqs: Sequence[Req], page_owners: PageOwners | None = None
+    ) -> None:
         self.cache = cache
         self.reqs = reqs
         self.batch = ExtendBatch.of(
@@ -152,29 +169,29 @@ class _Placer:
             cache.page_size,
         )
         self._check_lengths()
+        self.classes = None if page_owners is None else self._owned_classes(page_owners)
         self.placements = self._place()
-        self.bases = [placement.drawn for placement in self.placements]
 
     def preview(self) -> ExtendPreview:
+        evictable = self.cache.tree_core.component.evictable_by_class()
         return ExtendPreview(
-            self._required(),
+            self._required(evictable),
             self.cache.allocator.free_list.counts(),
-            self.cache.tree_core.component.evictable_by_class(),
+            evictable,
             [placement.recorded for placement in self.placements],
             sum(req.kv.req_pool_idx is None for req in self.reqs),
             self.cache.pool().available_size(),
         )
 
-    def allocate(self) -> ExtendAllocation:
-        """Evict, draw and write; the preview said that it fits."""
+    def allocate(self, required: IntArray) -> ExtendAllocation:
+        """Evict, draw and write; the preview said that ``required`` fits."""
         cache, batch = self.cache, self.batch
         allocator, pool = cache.allocator, cache.pool()
         prefixes = [self._prefix_pages(req) for req in self.reqs]
         last_locs = np.array([self._last_loc(i) for i in range(len(self.reqs))], dtype=np.int64)
         out = allocator.io.empty(batch.num_tokens)
-        evicted = self._make_room()
-        drawn = allocator.alloc_extend_pages(batch.prefix_lens, batch.seq_lens, self.bases)
-        assert drawn is not None, "every class was made to cover the draw"
+        evicted = self._make_room(required)
+        drawn = self._draw()
         rows = pool.alloc(sum(req.kv.req_pool_idx is None for req in self.reqs))
         assert rows is not None, "the preview counted the free rows"
         stops = (batch.page_starts + batch.new_pages).tolist()
@@ -182,39 +199,77 @@ class _Placer:
         firsts = (batch.prefix_pages * cache.page_size).tolist()
         written: list[PageIds] = []
         for i, req in enumerate(self.reqs):
-            pages = drawn.pages[starts[i] : stops[i]]
+            pages = drawn[starts[i] : stops[i]]
             if req.kv.req_pool_idx is None:
                 req.kv.req_pool_idx = rows.pop(0)
                 firsts[i], pages = 0, np.concatenate([prefixes[i], pages])
             written.append(pages)
             self._record(i)
         pool.write_pages([req.kv.req_pool_idx for req in self.reqs], firsts, written)
-        allocator.io.fill_extend(out, batch, last_locs, drawn.pages)
+        allocator.io.fill_extend(out, batch, last_locs, drawn)
         recorded = [placement.recorded for placement in self.placements]
-        return ExtendAllocation(out, drawn.pages, recorded, evicted)
+        return ExtendAllocation(out, drawn, recorded, evicted)
 
-    def _required(self) -> IntArray:
+    def _required(self, evictable: IntArray) -> IntArray:
         """Return the pages that each class gives, now or after an eviction."""
-        return self.cache.allocator.pages_by_class(
-            self.batch.prefix_lens,
-            self.batch.seq_lens,
-            self.bases,
-            evictable_by_class=self.cache.tree_core.component.evictable_by_class(),
+        allocator = self.cache.allocator
+        if self.classes is not None:
+            required = np.bincount(self.classes, minlength=allocator.layout.num_classes)
+            return required.astype(np.int64, copy=False)
+        batch = self.batch
+        return allocator.pages_by_class(
+            batch.prefix_lens,
+            batch.seq_lens,
+            [None] * len(self.reqs),
+            evictable_by_class=evictable,
         )
 
-    def _make_room(self) -> int:
+    def _make_room(self, required: IntArray) -> int:
+        """Evict until every class covers the draw; returns the evicted tokens."""
         cache = self.cache
-        # A draw without bases takes any class: only the number of evicted pages counts.
-        aims = cache.aimed_eviction and cache.is_sharded
+        # A draw of any class may do without single classes: only the number of pages counts.
+        aims = cache.aimed_eviction and self.classes is not None
         evicted = 0
-        while (deficits := cache.allocator.class_deficits(self._required())).any():
+        while np.count_nonzero(deficits := cache.allocator.class_deficits(required)):
             params = EvictParams(
                 int(deficits.sum()) * cache.page_size, tuple(deficits.tolist()) if aims else None
             )
             freed = cache.evict(params).num_tokens_evicted
             assert freed, "the preview counted the evictable pages of every class"
             evicted += freed
+            if self.classes is None:
+                required = self._required(cache.tree_core.component.evictable_by_class())
         return evicted
+
+    def _draw(self) -> PageIds:
+        """Take the new pages of the batch."""
+        allocator = self.cache.allocator
+        if self.classes is None:
+            pages = allocator.alloc_pages(self.batch.num_new_pages)
+        else:
+            pages = allocator.free_list.draw(self.classes, merge=self.cache.is_sharded)
+        assert pages is not None, "every class was made to cover the draw"
+        return pages
+
+    def _owned_classes(self, page_owners: PageOwners) -> IntArray:
+        """Check the owners of a batch and join them."""
+        if self.cache.is_sharded:
+            raise ValueError("page_owners: rotation bases say where pages of this pool lie")
+        counts = [len(owners) for owners in page_owners]
+        if counts != self.batch.new_pages.tolist():
+            raise ValueError(
+                f"page_owners has {counts} entries for requests of "
+                f"{self.batch.new_pages.tolist()} new pages; pass one of each per new page"
+            )
+        none = np.empty(0, dtype=np.int64)
+        classes = np.concatenate([none, *(as_int64(o, "page_owners") for o in page_owners)])
+        num_classes = self.cache.allocator.layout.num_classes
+        wrong = (classes < 0) | (classes >= num_classes)
+        if np.count_nonzero(wrong):
+            raise ValueError(
+                f"page_owners must be in [0, {num_classes}), got {int(classes[wrong.argmax()])}"
+            )
+        return classes
 
     def _record(self, i: int) -> None:
         req, placement = self.reqs[i], self.placements[i]
@@ -227,13 +282,17 @@ class _Placer:
             req.kv.allocated_len = int(self.batch.seq_lens[i])
 
     def _place(self) -> list[_Placement]:
-        """Resolve every request's base at its turn, on the fills that earlier ones leave."""
+        """Resolve every request's base at its turn, on the fills that earlier ones leave.
+
+        With bases, ``classes`` follows from them.
+        """
         if not self.cache.is_sharded:
             return [_Placement(None, req.kv_rotation_base) for req in self.reqs]
         layout = self.cache.allocator.layout
         fills = ClassFills(self.cache.allocator.free_list.counts())
         planned: dict[Any, int] = {}
         placements: list[_Placement] = []
+        classes: list[IntArray] = [np.empty(0, dtype=np.int64)]
         runs = zip(self.batch.prefix_pages.tolist(), self.batch.new_pages.tolist(), strict=True)
         for req, (prefix, new) in zip(self.reqs, runs, strict=True):
             fresh = (fills.least_full() - prefix) % layout.num_classes
@@ -241,6 +300,8 @@ class _Placer:
             placements.append(placement)
             assert placement.drawn is not None, "sharded pages are drawn with a base"
             fills.draw(layout.class_at(placement.drawn, prefix), new)
+            classes.append(layout.cyclic_classes(placement.drawn, prefix, new))
+        self.classes = np.concatenate(classes)
         return placements
 
     def _place_one(self, req: Req, fresh: int, planned: dict[Any, int]) -> _Placement:

@@ -54,7 +54,10 @@ class ClassTally:
             counts = self._layout.cyclic_counts(
                 node.rotation_base, node.start + first, node.num_pages - first
             )
-        self._counts += sign * counts
+        if sign < 0:
+            self._counts -= counts
+        else:
+            self._counts += counts
 
     def by_class(self, evictable: int) -> IntArray:
         """Return a copy of the counts."""

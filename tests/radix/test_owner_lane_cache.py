@@ -24,7 +24,7 @@ from radix import (
     evict_until_allocatable,
     preview_extend,
 )
-from tests.builders import World, make_req
+from tests.builders import World, make_req, make_world
 
 
 def make_lane_world(page_size=2, pages_per_rank=8, cp_size=4, *, device=None, need_sort=False):
@@ -165,6 +165,89 @@ def test_a_batch_fits_exactly_when_free_and_evictable_pages_suffice(need_sort):
             assert placed is None
             assert world.cache.state_digest() == before
         world.cache.check_invariants()
+
+
+def owned(world, req):
+    """Return the compute owners of a planned request's new pages."""
+    prefix, stop = len(req.prefix_indices), len(req.get_fill_ids())
+    return build_in_seq_page_compute_owners(prefix, stop, world.page_size, world.allocator.cp_size)
+
+
+@pytest.mark.parametrize("need_sort", [False, True])
+def test_a_batch_with_owners_draws_just_those_lanes(device, need_sort):
+    """The pages of alloc_owner_pages, request by request, cached and matched as any others."""
+    world = make_lane_world(device=device, need_sort=need_sort)
+    reqs = [planned(world, range(start, start + 13)) for start in (0, 100)]
+    owners = [owned(world, req) for req in reqs]
+    preview = preview_extend(world.cache, reqs, page_owners=owners)
+    assert preview.fits
+    assert preview.pages_by_class.tolist() == np.bincount(np.concatenate(owners)).tolist()
+    placed = alloc_for_extend(world.cache, reqs, page_owners=owners)
+    assert ((placed.pages - 1) % 4).tolist() == np.concatenate(owners).tolist()
+    world.check(*reqs)
+    for req in reqs:
+        world.finish(req)
+    again = planned(world, [*range(12), 50, 51, 52])
+    assert len(again.prefix_indices) == 12
+    placed = alloc_for_extend(world.cache, [again], page_owners=[owned(world, again).tolist()])
+    assert ((placed.pages - 1) % 4).tolist() == [0, 1]
+    world.finish(again)
+    world.check()
+
+
+@pytest.mark.parametrize("aimed", [True, False])
+def test_room_is_made_in_the_lanes_that_are_short(aimed):
+    """An aimed eviction leaves the older chain, of which nothing lies in the lane wanted."""
+    world = make_lane_world(page_size=1, pages_per_rank=2, cp_size=2)
+    world.cache.aimed_eviction = aimed
+    for tokens, lanes in (([1, 2], [0, 0]), ([3, 4], [1, 1])):
+        pages = world.allocator.alloc_owner_pages(lanes)
+        world.cache.insert(InsertParams(world.key(tokens), pages=pages))
+    req = planned(world, [7])
+    placed = alloc_for_extend(world.cache, [req], page_owners=[[1]])
+    assert (placed.pages - 1) % 2 == [1]
+    assert placed.num_tokens_evicted == (1 if aimed else 3)
+    assert world.peek_len([1, 2]) == (2 if aimed else 0)
+    assert world.peek_len([3, 4]) == 1
+    world.check(req)
+
+
+def test_a_lane_that_eviction_cannot_fill_refuses_the_batch():
+    """None, and nothing changed, however full the other lanes are."""
+    world = make_lane_world(page_size=1, pages_per_rank=2, cp_size=2)
+    req = planned(world, [7, 8, 9])
+    before = world.cache.state_digest()
+    assert not preview_extend(world.cache, [req], page_owners=[[1, 1, 1]]).fits
+    assert alloc_for_extend(world.cache, [req], page_owners=[[1, 1, 1]]) is None
+    assert world.cache.state_digest() == before
+
+
+@pytest.mark.parametrize(
+    ("owners", "message"),
+    [
+        ([[0, 1]], r"has \[2\] entries for requests of \[3\] new pages"),
+        ([[0, 1, 0], []], r"has \[3, 0\] entries for requests of \[3\]"),
+        ([[0, 1, 2]], r"must be in \[0, 2\), got 2"),
+        ([[0, -1, 2]], r"must be in \[0, 2\), got -1"),
+        ([[0.0, 1.0, 0.0]], "pass integers"),
+    ],
+)
+def test_owners_that_make_no_sense_are_refused(owners, message):
+    """ValueError, and nothing changed."""
+    world = make_lane_world(page_size=1, pages_per_rank=2, cp_size=2)
+    req = planned(world, [7, 8, 9])
+    before = world.cache.state_digest()
+    with pytest.raises(ValueError, match=message):
+        alloc_for_extend(world.cache, [req], page_owners=owners)
+    assert world.cache.state_digest() == before
+
+
+def test_a_pool_with_rotation_bases_takes_no_owners():
+    """Bases say where its pages lie."""
+    world = make_world(page_size=1, shard_size=2)
+    req = planned(world, [7, 8])
+    with pytest.raises(ValueError, match="rotation bases say where"):
+        preview_extend(world.cache, [req], page_owners=[[0, 1]])
 
 
 def test_locked_pages_are_no_room():
