@@ -52,9 +52,10 @@ class EngineConfig:
 
     Attributes:
         use_cache: False shares no prefix.
-        rotation: policy of rotation bases on a sharded pool, chain or seam.
-        use_leases: give requests in flight that share a start the same base; False to see what
-            is declined without.
+        rotation: policy of rotation bases on a sharded pool: seam, where a tail that leaves a
+            cached prefix starts on the emptiest rank, or chain, one base along every path.
+        use_leases: with chain, give requests in flight that share a start the same base; False
+            to see what is declined without.
         page_size: tokens of a page.
         pages_per_rank: pages that each rank's prefill pool holds.
         decode_pages: pages of each rank's decode pool; they hold a turn of every chat at once.
@@ -62,12 +63,12 @@ class EngineConfig:
         max_batch: requests of a prefill batch.
         max_prefix_tokens: scratch for gathered prefixes, with padding.
         max_context: tokens of the longest sequence.
-        device: cpu or cuda.
+        device: cpu, or cuda for the current GPU.
         check: check all invariants after every step.
     """
 
     use_cache: bool = True
-    rotation: str = "chain"
+    rotation: str = "seam"
     use_leases: bool = True
     page_size: int = 8
     pages_per_rank: int = 48

@@ -11,8 +11,8 @@ this rank's own pages, and during a prefill batch its reads come from the scratc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -51,10 +51,9 @@ class PlainKv:
     def __init__(self, pool: PlainPool) -> None:
         self.pool = pool
 
-    @contextmanager
-    def extending(self, batch: ExtendRows) -> Iterator[ShardExtendPlan | None]:
+    def extending(self, batch: ExtendRows) -> AbstractContextManager[ShardExtendPlan | None]:
         """Enclose the forward pass of a prefill batch: there is nothing to gather."""
-        yield None
+        return nullcontext()
 
     def write(self, layer: Attention, slots: torch.Tensor, parts: Parts) -> None:
         """Keep both parts of tokens at their slots, in the pool's dtype."""
@@ -81,19 +80,12 @@ class ShardedKv(PlainKv):
 
     pool: ShardedPool
 
-    @contextmanager
-    def extending(self, batch: ExtendRows) -> Iterator[ShardExtendPlan | None]:
+    def extending(self, batch: ExtendRows) -> AbstractContextManager[ShardExtendPlan | None]:
         """Enclose the forward pass of a prefill batch; every rank enters with the same batch.
 
         The first layer's prefix travels from here on, each next one while a layer is computed.
         """
-        plan = self.pool.begin_shard_extend(
-            batch.table, batch.rows, batch.prefix_lens, batch.seq_lens
-        )
-        try:
-            yield plan
-        finally:
-            self.pool.end_shard_extend()
+        return self.pool.shard_extend(batch.table, batch.rows, batch.prefix_lens, batch.seq_lens)
 
     def _rows(self, slots: torch.Tensor) -> torch.Tensor:
         return self.pool.translate_loc_to_scratch(slots)

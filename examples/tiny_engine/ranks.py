@@ -1,7 +1,8 @@
 """Runs jobs on every rank of a group: alone, in threads of this process, or in processes.
 
 Threads share one device and meet in an ``InProcessGroup``. Processes meet in a
-``torch.distributed`` group over Gloo, through a file that all of them see.
+``torch.distributed`` group through a file that all of them see: over Gloo on CPUs, over NCCL with
+a GPU each.
 """
 
 from __future__ import annotations
@@ -44,11 +45,23 @@ def run_ranks(jobs: Sequence[Job], ranks: int, meeting: Meeting) -> list[list[Ru
     """Run jobs one after the other on all ranks; return each job's results by rank.
 
     Processes are started once for all jobs: that takes longer than a small job.
+
+    Args:
+        jobs: what to do, all on one kind of device.
+        ranks: size of the group; one rank is this thread.
+        meeting: what the ranks are.
+
+    Raises:
+        ValueError: processes on GPUs, and fewer GPUs than ranks.
     """
     if ranks == 1:
         return [[job.run(SoloGroup())] for job in jobs]
     if meeting == "threads":
         return [_run_threads(job, ranks) for job in jobs]
+    if jobs[0].engine.device == "cuda" and torch.cuda.device_count() < ranks:
+        raise ValueError(
+            f"{ranks} processes need a GPU each, {torch.cuda.device_count()} here; use threads"
+        )
     by_rank = _run_processes(jobs, ranks)
     return [list(results) for results in zip(*by_rank, strict=True)]
 
@@ -74,8 +87,12 @@ def _run_processes(jobs: Sequence[Job], ranks: int) -> list[list[RunResult]]:
 def _run_process(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> None:
     """Be one rank: meet the others, do the jobs, leave the results in the folder."""
     torch.set_num_threads(1)
+    on_gpus = jobs[0].engine.device == "cuda"
+    if on_gpus:
+        torch.cuda.set_device(rank)  # what "cuda" means from here on
     store = Path(folder, "store").as_uri()
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    backend = "nccl" if on_gpus else "gloo"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
     try:
         results = [job.run(ShardGroup.dedicated()) for job in jobs]
     finally:

@@ -111,10 +111,29 @@ def parse_ranks(_context: click.Context, _option: click.Parameter, value: str) -
     return ranks
 
 
+def choose_meeting(device: str, wanted: Meeting | None, ranks: int) -> Meeting:
+    """Return what the ranks are; the default is a process each where they can have one.
+
+    Raises:
+        click.BadParameter: there is no GPU, or not one for each of the processes asked for.
+    """
+    if device == "cpu":
+        return wanted or "processes"
+    if not torch.cuda.is_available():
+        raise click.BadParameter("--device cuda needs a GPU that torch can use")
+    gpus = torch.cuda.device_count()
+    if wanted == "processes" and gpus < ranks:
+        raise click.BadParameter(
+            f"--meeting processes needs a GPU a rank: {ranks} ranks, {gpus} here; "
+            f"take fewer --ranks, or leave --meeting out for threads"
+        )
+    return wanted or ("processes" if gpus >= ranks else "threads")
+
+
 @click.command()
 @click.option("--variant", type=click.Choice([*VARIANTS, "both"]), default="both")
 @click.option("--ranks", callback=parse_ranks, default="2,4", help="Sharded modes, as 2,4.")
-@click.option("--rotation", type=click.Choice(["chain", "seam"]), default="chain")
+@click.option("--rotation", type=click.Choice(["seam", "chain"]), default="seam")
 @click.option("--seed", default=0, help="Seed of the weights and of the chats.")
 @click.option("--chats", "num_chats", default=16, help="Number of chats.")
 @click.option("--pages", default=48, help="Pages of each rank's pool.")
@@ -122,7 +141,8 @@ def parse_ranks(_context: click.Context, _option: click.Parameter, value: str) -
 @click.option(
     "--meeting",
     type=click.Choice(["processes", "threads"]),
-    help="What ranks are. Default: processes over Gloo on a CPU, threads on one GPU.",
+    help="What ranks are. Default: processes, over Gloo on a CPU and over NCCL where every rank "
+    "can have a GPU; else threads on one GPU.",
 )
 def main(
     variant: str,
@@ -135,11 +155,7 @@ def main(
     meeting: Meeting | None,
 ) -> None:
     """Serve seeded chats with no cache, one rank, and N ranks; all must say the same."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise click.BadParameter("--device cuda needs a GPU that torch can use")
-    if device == "cuda" and meeting == "processes":
-        raise click.BadParameter("--meeting processes is for --device cpu; leave it out")
-    meeting = meeting or ("processes" if device == "cpu" else "threads")
+    meeting = choose_meeting(device, meeting, max(ranks, default=1))
     torch.set_num_threads(1)
     started = time.perf_counter()
     chosen = VARIANTS if variant == "both" else [v for v in VARIANTS if v == variant]

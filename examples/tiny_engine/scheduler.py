@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from alloc import PageIds, ceil_div
 from radix import (
     ExtendAllocation,
@@ -225,19 +223,11 @@ class Scheduler:
         return chosen
 
     def _fits_scratch(self, reqs: Sequence[Request]) -> bool:
-        """Say whether the scratch holds the prefixes of a batch; their blocks are equal in size.
-
-        One base along every path spreads a prefix evenly. Over seams its pages are counted.
-        """
+        """Say whether the scratch of a sharded pool holds a batch's prefixes and chunks."""
         if self._budget is None:
             return True
-        prefix_lens = [len(req.prefix_indices) for req in reqs]
-        seq_lens = [req.fill_len for req in reqs]
-        block_pages = None
-        if self.cache.rotation.name == "seam":
-            pages = np.unique(np.concatenate([self._prefix_pages(req) for req in reqs]))
-            block_pages = int(self.cache.allocator.layout.count_classes(pages).max())
-        return self._budget.fits(prefix_lens, seq_lens, block_pages=block_pages)
+        prefix_pages = [self._prefix_pages(req) for req in reqs]
+        return self._budget.fits_pages(prefix_pages, [req.fill_len for req in reqs])
 
     def _prefix_pages(self, req: Request) -> PageIds:
         """Return the pages of the tokens that have KV already."""

@@ -126,7 +126,7 @@ def test_ranks_in_one_process_agree_and_save(variant, ranks, rotation, reference
 
 @pytest.mark.parametrize(
     ("ranks", "rotation"),
-    [(2, "chain"), pytest.param(4, "seam", marks=pytest.mark.slow)],
+    [(2, "seam"), pytest.param(4, "chain", marks=pytest.mark.slow)],
 )
 def test_ranks_in_processes_over_gloo_agree_and_save(ranks, rotation, references):
     changes = shared_pool(ranks, rotation=rotation)
@@ -152,6 +152,20 @@ def test_all_modes_agree_on_one_gpu(variant, references):
     for ranks in (1, 2):
         changes = shared_pool(ranks, device="cuda")
         results = run_ranks([job(variant, **changes)], ranks, "threads")[0]
+        assert_agrees(results, references[variant])
+        assert_cached(results[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rotation", ["seam", "chain"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_with_a_gpu_each_agree_and_save(ranks, rotation, references):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
+    changes = shared_pool(ranks, rotation=rotation, device="cuda", max_prefix_tokens=256)
+    by_job = run_ranks([job(v, **changes) for v in VARIANTS], ranks, "processes")
+    for variant, results in zip(VARIANTS, by_job, strict=True):
+        assert len(results) == ranks
         assert_agrees(results, references[variant])
         assert_cached(results[0])
 
@@ -214,7 +228,7 @@ def test_leases_keep_inserts_from_being_declined_and_tokens_are_right_without():
         WorkloadConfig(num_systems=1, num_chats=4, num_turns=1, system_tokens=(60, 60))
     )
     reference = run_ranks([job(chats=chats, use_cache=False)], 1, "threads")[0][0]
-    changes = {"pages_per_rank": 60, "max_batch": 1}
+    changes = {"pages_per_rank": 60, "max_batch": 1, "rotation": "chain"}
     jobs = [job(chats=chats, use_leases=leases, **changes) for leases in (True, False)]
     with_leases, without = run_ranks(jobs, 4, "threads")
     for results in (with_leases, without):
@@ -276,6 +290,59 @@ def test_the_command_fails_when_the_modes_disagree(monkeypatch):
     ran = CliRunner().invoke(run.main, ["--ranks", "", "--variant", "gqa", "--chats", "2"])
     assert ran.exit_code == 1
     assert "NO" in ran.output
+
+
+def test_the_command_s_default_is_seams():
+    ran = CliRunner().invoke(run.main, ["--ranks", "", "--variant", "gqa", "--chats", "2"])
+    assert ran.exit_code == 0, ran.output
+    assert "seam rotation" in ran.output
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Let torch say that it sees some GPUs."""
+
+    def pretend(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "wanted", "ranks", "meeting"),
+    [
+        ("cpu", 0, None, 4, "processes"),
+        ("cpu", 8, "threads", 4, "threads"),
+        ("cuda", 1, None, 2, "threads"),
+        ("cuda", 4, None, 4, "processes"),
+        ("cuda", 3, None, 4, "threads"),
+        ("cuda", 4, "threads", 4, "threads"),
+        ("cuda", 2, "processes", 2, "processes"),
+    ],
+)
+def test_ranks_are_processes_where_each_can_have_a_device(
+    device, num_gpus, wanted, ranks, meeting, gpus
+):
+    gpus(num_gpus)
+    assert run.choose_meeting(device, wanted, ranks) == meeting
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "message"),
+    [(0, "needs a GPU that torch can use"), (3, "needs a GPU a rank: 4 ranks, 3 here")],
+)
+def test_too_few_gpus_are_an_error_that_says_so(num_gpus, message, gpus):
+    gpus(num_gpus)
+    ran = CliRunner().invoke(run.main, ["--device", "cuda", "--meeting", "processes"])
+    assert ran.exit_code == 2
+    assert message in " ".join(ran.output.replace("│", " ").split())
+
+
+def test_processes_without_a_gpu_each_are_never_started(gpus):
+    gpus(1)
+    with pytest.raises(ValueError, match=r"2 processes need a GPU each, 1 here"):
+        run_ranks([job(device="cuda")], 2, "processes")
 
 
 @pytest.mark.parametrize("value", ["1", "two", "2,0"])
