@@ -71,6 +71,7 @@ def _serve(rank, world_size, store, away, target, backend):
 
     torch.set_num_threads(1)
     if backend == "nccl":
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast is the host's, not one group's
         torch.cuda.set_device(rank)
 
     def report(name, text):
@@ -82,7 +83,7 @@ def _serve(rank, world_size, store, away, target, backend):
             init_method=f"file://{store}",
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=20),
+            timeout=timedelta(seconds=60 if backend == "nccl" else 20),
         )
         target(rank, report)
     except BaseException:

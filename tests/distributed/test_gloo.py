@@ -1,26 +1,30 @@
-"""Real 2- and 4-rank groups: bit-exact, no half state, no hang; B60, B69, C130-C142.
+"""Real groups of ranks: bit-exact, no half state, no hang; B60, B69, C130-C142.
 
 One spawned group runs all cases of its size, since starting a rank costs more than they do.
 """
 
 import pytest
 
-from tests.distributed.gloo_cases import cases, run_cases
+from tests.distributed.gather_cases import all_ok, check_reports, run_gather_cases
+from tests.distributed.gloo_cases import gloo_cases, run_gloo_cases
 from tests.distributed.gloo_ranks import GONE, run_ranks
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_case_holds_on_every_rank(world_size, tmp_path):
-    reports = run_ranks(world_size, run_cases, tmp_path / "store")
-    names = [name for name, _ in cases(0, world_size)]
-    for rank, report in reports.items():
-        last = rank == world_size - 1
-        wrong = {name: text for name, text in report.items() if text != "ok"}
-        if last:
-            assert wrong.pop("a_dead_rank_is_an_error") == "died as told"
-            assert wrong.pop(GONE) == "died"
-        assert not wrong, "\n".join(f"rank {rank}, {name}: {text}" for name, text in wrong.items())
-        assert set(names) <= set(report)
+    reports = run_ranks(world_size, run_gloo_cases, tmp_path / "store", deadline_s=120)
+    expected = {
+        rank: {name: "ok" for name, _ in gloo_cases(rank, world_size)} for rank in range(world_size)
+    }
+    for rank in range(world_size - 1):
+        expected[rank]["a_dead_rank_is_an_error"] = "ok"
+    expected[world_size - 1] |= {"a_dead_rank_is_an_error": "died as told", GONE: "died"}
+    check_reports(reports, expected)
+
+
+def test_one_rank_alone_runs_the_same_cases(tmp_path):
+    reports = run_ranks(1, run_gather_cases, tmp_path / "store")
+    check_reports(reports, all_ok(1))
 
 
 def _sleep(rank, report):
