@@ -32,10 +32,15 @@ IN_FLIGHT_HELP = (
     "With --shards: requests that overlap, each planned before the others' inserts land; a number "
     "or a comma list. [default: 1]"
 )
+LAYOUT_HELP = (
+    "With --shards: which rank a page lies on. interleave: pages go round the ranks; owner-lane: "
+    "the rank that computes the page, in a prefill split zigzag over the ranks; or both, "
+    "interleave,owner-lane. [default: interleave]"
+)
 ROTATION_HELP = (
-    "With --shards: where a tail below a cached prefix lies. chain: under its prefix's rotation "
-    "base; seam: under a fresh base where it branches off, so that ranks fill evenly; or both, "
-    "chain,seam. [default: seam; UnifiedRadixCache's own default is chain]"
+    "With --layout interleave: where a tail below a cached prefix lies. chain: under its prefix's "
+    "rotation base; seam: under a fresh base where it branches off, so that ranks fill evenly; or "
+    "both, chain,seam. [default: seam; UnifiedRadixCache's own default is chain]"
 )
 LEASES_HELP = (
     "With --shards and --rotation chain: let requests in flight that share an uncached prefix "
@@ -127,6 +132,7 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every counter is an integer.")
 @click.option("--shards", metavar="N", help=SHARDS_HELP)
 @click.option("--in-flight", metavar="K", help=IN_FLIGHT_HELP)
+@click.option("--layout", metavar="interleave|owner-lane", help=LAYOUT_HELP)
 @click.option("--rotation", metavar="chain|seam", help=ROTATION_HELP)
 @click.option("--host-capacity", metavar="CAPACITY", help=HOST_HELP)
 @click.option("--disk-capacity", metavar="CAPACITY", help=DISK_HELP)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from replay.result import Result, Sharding, Tiering
+from replay.schedule import Schedule
 from replay.sweep import Report
 
 Cell: TypeAlias = Callable[[Result], str]
@@ -23,6 +24,11 @@ _LEGEND = (
     "over requests. Stranded: free pages that no request could draw, the aggregate less the floor, "
     "mean over requests that had to evict. Declined: computed and not cached, as another rotation "
     "base was there first. Gather: pages moved for cached prefixes over pages needed."
+)
+
+_LANES_LEGEND = (
+    "Layout: owner-lane puts a page on the rank that computes it, in a prefill split zigzag over "
+    "the ranks; seam and chain are rotations of pages that go round the ranks."
 )
 
 _TIER_LEGEND = (
@@ -97,10 +103,11 @@ def _tiers(result: Result) -> Tiering:
 
 def _sharded_tables(report: Report, hits: str) -> list[str]:
     """Return the hits of all pools, the balance of those that ranks share, and the legend."""
+    lanes = any(schedule.owner_lanes for schedule in report.definition.schedules)
     which: dict[str, Cell] = {
         "capacity\n(tokens)": lambda r: f"{r.capacity_tokens:,}",
         "pool": lambda r: f"{_of(r).schedule.ranks}x",
-        "rotation": lambda r: _of(r).schedule.rotation if _is_shared(r) else "-",
+        "layout" if lanes else "rotation": lambda r: _placing(_of(r).schedule),
         "in\nflight": lambda r: f"{_of(r).schedule.in_flight:,}",
     }
     gained: dict[str, Cell] = {
@@ -120,7 +127,15 @@ def _sharded_tables(report: Report, hits: str) -> list[str]:
     tables = [_table(which | gained, report.results)]
     if shared:
         tables.append(_table(which | balance, shared))
-    return [*tables, *_switches(report), _wrap(_LEGEND)]
+    legend = f"{_LEGEND} {_LANES_LEGEND}" if lanes else _LEGEND
+    return [*tables, *_switches(report), _wrap(legend)]
+
+
+def _placing(schedule: Schedule) -> str:
+    """Return in a word how the pages of a pool lie on its ranks."""
+    if schedule.ranks == 1:
+        return "-"
+    return schedule.layout if schedule.owner_lanes else schedule.rotation
 
 
 def _switches(report: Report) -> list[str]:
@@ -232,5 +247,7 @@ def _sharding_row(sharding: Sharding) -> dict[str, object]:
     schedule = row.pop("schedule")
     assert isinstance(schedule, dict), "a schedule is a dataclass"
     if sharding.schedule.ranks == 1:
-        schedule |= dict.fromkeys(("rotation", "use_leases", "aimed_eviction"))
+        schedule |= dict.fromkeys(("rotation", "use_leases", "aimed_eviction", "layout"))
+    elif sharding.schedule.owner_lanes:
+        schedule |= dict.fromkeys(("rotation", "use_leases"))
     return schedule | row

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from replay.errors import ReplayError
 
+LAYOUTS = ("interleave", "owner-lane")
+INTERLEAVE, OWNER_LANE = LAYOUTS
 ROTATIONS = ("chain", "seam")
 DEFAULT_ROTATION = "seam"
 MAX_RANKS = 1024
@@ -19,10 +22,11 @@ class Schedule:
     Attributes:
         ranks: Ranks that share the pool; 1 is a pool that every rank holds a copy of.
         in_flight: Requests that are placed and not inserted yet, at most.
-        rotation: `chain` or `seam`; without meaning for one rank.
+        rotation: `chain` or `seam`; without meaning for one rank or owner lanes.
         use_leases: Under `chain`, give requests in flight that share an uncached first page the
             same base.
         aimed_eviction: Make room class by class; False evicts in policy order alone.
+        layout: `interleave` or `owner-lane`; without meaning for one rank.
     """
 
     ranks: int
@@ -30,6 +34,12 @@ class Schedule:
     rotation: str = DEFAULT_ROTATION
     use_leases: bool = True
     aimed_eviction: bool = True
+    layout: str = INTERLEAVE
+
+    @property
+    def owner_lanes(self) -> bool:
+        """Whether pages lie on the ranks that compute them."""
+        return self.ranks > 1 and self.layout == OWNER_LANE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class ShardOptions:
     Attributes:
         shards: Ranks, one number or a comma list; None for no sharding.
         in_flight: Overlapping requests, one number or a comma list; None is 1.
+        layout: Where pages lie, one name or a comma list; None is `interleave`.
         rotation: Rotation policies, one name or a comma list; None is `seam`.
         no_leases: Whether leases are off.
         blind_eviction: Whether eviction ignores which classes are short.
@@ -46,6 +57,7 @@ class ShardOptions:
 
     shards: str | None = None
     in_flight: str | None = None
+    layout: str | None = None
     rotation: str | None = None
     no_leases: bool = False
     blind_eviction: bool = False
@@ -61,24 +73,48 @@ class ShardOptions:
             return ()
         ranks = _numbers("--shards", self.shards, MAX_RANKS, "4,8")
         in_flight = _numbers("--in-flight", self.in_flight, MAX_IN_FLIGHT, "1,8,32")
-        rotations = _rotations(self.rotation)
-        if self.no_leases and "chain" not in rotations:
-            raise ReplayError(
-                "--no-leases: only the chain rotation has leases; add --rotation chain"
-            )
+        layouts = _names("--layout", "layout", self.layout, LAYOUTS, INTERLEAVE)
+        rotations = _names("--rotation", "rotation", self.rotation, ROTATIONS, DEFAULT_ROTATION)
+        self._check_bases(layouts, rotations)
         replicated = [Schedule(1, k) for k in in_flight]
         sharded = [
-            Schedule(n, k, rotation, not self.no_leases, not self.blind_eviction)
+            replace(kind, ranks=n, in_flight=k)
             for n in ranks
             if n > 1
-            for rotation in rotations
+            for layout in layouts
+            for kind in self._kinds(layout, rotations)
             for k in in_flight
         ]
         return (*replicated, *sharded)
 
+    def _kinds(self, layout: str, rotations: list[str]) -> list[Schedule]:
+        """Return the ways to place pages under one layout, whatever the ranks and the overlap."""
+        aimed = not self.blind_eviction
+        if layout == OWNER_LANE:
+            return [Schedule(1, aimed_eviction=aimed, layout=layout)]
+        return [Schedule(1, 1, name, not self.no_leases, aimed, layout) for name in rotations]
+
+    def _check_bases(self, layouts: list[str], rotations: list[str]) -> None:
+        """Refuse what only rotation bases have where there are none."""
+        if INTERLEAVE not in layouts:
+            for name, given in (
+                ("--rotation", self.rotation is not None),
+                ("--no-leases", self.no_leases),
+            ):
+                if given:
+                    raise ReplayError(
+                        f"{name}: owner lanes have no rotation bases; leave it out, or add "
+                        "--layout interleave"
+                    )
+        if self.no_leases and "chain" not in rotations:
+            raise ReplayError(
+                "--no-leases: only the chain rotation has leases; add --rotation chain"
+            )
+
     def _check_unused(self) -> None:
         used = {
             "--in-flight": self.in_flight is not None,
+            "--layout": self.layout is not None,
             "--rotation": self.rotation is not None,
             "--no-leases": self.no_leases,
             "--blind-eviction": self.blind_eviction,
@@ -106,14 +142,15 @@ def _numbers(option: str, text: str | None, highest: int, example: str) -> list[
     return list(numbers)
 
 
-def _rotations(text: str | None) -> list[str]:
-    """Read a list of rotation policies; the default if there is none."""
+def _names(option: str, kind: str, text: str | None, known: Sequence[str], usual: str) -> list[str]:
+    """Read a list of names; the usual one if there is none."""
     if text is None:
-        return [DEFAULT_ROTATION]
+        return [usual]
     names = dict.fromkeys(item.strip() for item in text.split(","))
     for name in names:
-        if name not in ROTATIONS:
+        if name not in known:
             raise ReplayError(
-                f"--rotation {text!r}: {name!r} is no rotation; give chain, seam or chain,seam"
+                f"{option} {text!r}: {name!r} is no {kind}; give {known[0]}, {known[1]} or "
+                f"{','.join(known)}"
             )
     return list(names)

@@ -7,7 +7,7 @@ yet. They finish in file order, the oldest before the next is planned:
 
 K = 1 is the sequential order, and with one rank that gives the hits of ``replay.driver``. Requests
 go through ``match_req``, ``alloc_for_extend`` and ``cache_finished_req``, so that bases, leases,
-seams and aimed eviction are those of a serving engine and not a copy of them.
+seams, owner lanes and aimed eviction are those of a serving engine and not a copy of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from alloc import (
-    BaseTokenToKVPoolAllocator,
-    IntArray,
-    PagedTokenToKVPoolAllocator,
-    PageInterleavePoolAllocator,
-    ReqToTokenPool,
-)
+from alloc import IntArray, ReqToTokenPool
 from radix import (
     CacheInitParams,
     ExtendAllocation,
@@ -36,6 +30,7 @@ from radix import (
 )
 from replay.driver import Prompt, RunConfig
 from replay.hits import make_counter
+from replay.layouts import pool_layout
 from replay.result import Result, Sharding
 from replay.schedule import Schedule
 
@@ -101,7 +96,8 @@ class ShardedDriver:
         self._ranks = schedule.ranks
         self._schedule = schedule
         self._page = config.tree_page_size
-        self._allocator = _make_allocator(config, schedule.ranks)
+        self._pool_layout = pool_layout(schedule)
+        self._allocator = self._pool_layout.make_allocator(config)
         self._cache = UnifiedRadixCache(
             CacheInitParams(
                 disable=False,
@@ -156,9 +152,9 @@ class ShardedDriver:
         """
         request = self._request(prompt)
         while True:
-            cached = self._cache.match_req(request, max_prefix_len=len(request.origin_input_ids))
+            cached = self._match(request)
             free = self._allocator.free_list.counts()
-            placed = alloc_for_extend(self._cache, [request])
+            placed = self._place(request)
             if placed is not None:
                 break
             if self._flying:
@@ -173,6 +169,20 @@ class ShardedDriver:
         self._count_placement(placed, free)
         self._count_prefix(request, pages)
 
+    def _match(self, request: _Request) -> int:
+        """Match and lock all of a request; returns the units that were cached."""
+        return self._cache.match_req(request, max_prefix_len=len(request.origin_input_ids))
+
+    def _place(self, request: _Request) -> ExtendAllocation | None:
+        """Make room for a request and draw its pages; None where it doesn't fit."""
+        return alloc_for_extend(self._cache, [request], page_owners=self._owners(request))
+
+    def _owners(self, request: _Request) -> list[IntArray] | None:
+        """Return where a prefill of what is not cached puts its pages; None without owner lanes."""
+        cached, units = len(request.prefix_indices), len(request.origin_input_ids)
+        owners = self._pool_layout.owners(cached, units)
+        return None if owners is None else [owners]
+
     def _request(self, prompt: Prompt) -> _Request:
         """Return the request of a prompt's whole pages, as many as the pool has."""
         limit = self._config.capacity_pages * self._ranks
@@ -183,14 +193,10 @@ class ShardedDriver:
 
     def _cut_to_fit(self, request: _Request) -> None:
         """Keep the leading pages of a request that fit beside nothing but its own prefix."""
-        need = preview_extend(self._cache, [request])
+        need = preview_extend(self._cache, [request], page_owners=self._owners(request))
         room = need.free_by_class + need.evictable_by_class
         prefix = len(request.prefix_indices) // self._page
-        base = need.rotation_bases[0] or 0
-        first = self._allocator.layout.class_at(base, prefix)
-        fits = min(
-            int(room[(first + i) % self._ranks]) * self._ranks + i for i in range(self._ranks)
-        )
+        fits = self._pool_layout.num_fitting(room, need, prefix)
         request.origin_input_ids = request.origin_input_ids[: (prefix + fits) * self._page]
 
     def _finish_oldest(self) -> None:
@@ -280,10 +286,3 @@ class ShardedDriver:
                 cut_requests=self._cut,
             ),
         )
-
-
-def _make_allocator(config: RunConfig, ranks: int) -> BaseTokenToKVPoolAllocator:
-    size, page = config.capacity_pages * config.tree_page_size, config.tree_page_size
-    if ranks == 1:
-        return PagedTokenToKVPoolAllocator(size, page, dtype=None, device=None, kvcache=None)
-    return PageInterleavePoolAllocator(size, page, ranks, None, None, None)

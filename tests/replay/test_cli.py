@@ -102,6 +102,14 @@ def test_shards_and_their_switches_print_tables(trace):
     assert "Without leases. Blind eviction." in result.stdout
 
 
+def test_owner_lanes_are_replayed_beside_interleaved_pages(trace):
+    options = ("replay", trace, "--capacity", "2p", "--shards", "2", "--layout")
+    rows = json.loads(invoke(*options, "interleave,owner-lane", "--json").stdout)["results"]
+
+    assert [row["sharding"]["layout"] for row in rows] == [None, "interleave", "owner-lane"]
+    assert "owner-lane" in invoke(*options, "owner-lane").stdout
+
+
 def test_the_example_needs_no_file():
     result = invoke("replay", "example", "--limit", "100", "--capacity", "50k,unbounded")
 
@@ -136,6 +144,14 @@ MISTAKES = {
     "give chain, seam or chain,seam",
     ("replay", "t", "--in-flight", "8"): "--in-flight: needs a sharded pool; add --shards, such as "
     "--shards 8",
+    ("replay", "t", "--layout", "owner-lane"): "--layout: needs a sharded pool; add --shards, such "
+    "as --shards 8",
+    ("replay", "t", "--shards", "8", "--layout", "lanes"): "--layout 'lanes': 'lanes' is no "
+    "layout; give interleave, owner-lane or interleave,owner-lane",
+    ("replay", "t", "--shards", "8", "--layout", "owner-lane", "--rotation", "seam"): "--rotation: "
+    "owner lanes have no rotation bases; leave it out, or add --layout interleave",
+    ("replay", "t", "--shards", "8", "--layout", "owner-lane", "--no-leases"): "--no-leases: owner "
+    "lanes have no rotation bases; leave it out, or add --layout interleave",
     ("replay", "t", "--shards", "8", "--no-leases"): "--no-leases: only the chain rotation has "
     "leases; add --rotation chain",
     ("replay", "t", "--shards", "1024", "--capacity", "1G"): "--capacity: 2001953125 pages in 2 "

@@ -6,7 +6,7 @@ from dataclasses import replace
 from replay.hits import MEANINGS, UNITS, HitCount
 from replay.report import to_json, to_table
 from replay.result import Definition, Result, Sharding
-from replay.schedule import Schedule
+from replay.schedule import OWNER_LANE, Schedule
 from replay.sweep import Report
 from tests.replay.replay_builders import BLOCK_INFO
 
@@ -184,12 +184,14 @@ def test_json_of_a_sharded_run_holds_its_schedule_and_integers():
     copies, shared = (row["sharding"] for row in document["results"])
 
     assert (copies["ranks"], copies["rotation"], copies["use_leases"]) == (1, None, None)
+    assert copies["layout"] is None
     assert shared == {
         "ranks": 8,
         "in_flight": 8,
         "rotation": "chain",
         "use_leases": True,
         "aimed_eviction": True,
+        "layout": "interleave",
         "placements": 12031,
         "skew_pages": 25223366,
         "max_skew_pages": 2633,
@@ -204,6 +206,21 @@ def test_json_of_a_sharded_run_holds_its_schedule_and_integers():
         "waits": 1,
         "cut_requests": 2,
     }
+
+
+def test_owner_lanes_stand_beside_rotations_in_one_column():
+    text = to_table(make_sharded_report(Schedule(8), Schedule(8, layout=OWNER_LANE)))
+
+    assert "(tokens)  pool      layout  flight" in text
+    assert " 512,000    8x  owner-lane       1 " in text
+    assert "owner-lane puts a page on the rank that computes it" in flat(text)
+
+
+def test_json_of_owner_lanes_has_no_rotation():
+    document = json.loads(to_json(make_sharded_report(Schedule(8, layout=OWNER_LANE))))
+    lanes = document["results"][0]["sharding"]
+
+    assert (lanes["layout"], lanes["rotation"], lanes["use_leases"]) == ("owner-lane", None, None)
 
 
 def test_a_plain_run_has_no_sharding_in_json():

@@ -3,7 +3,7 @@
 import pytest
 
 from replay.errors import ReplayError
-from replay.schedule import Schedule, ShardOptions
+from replay.schedule import OWNER_LANE, Schedule, ShardOptions
 
 
 def brief(**options):
@@ -39,6 +39,33 @@ def test_lists_are_crossed_and_the_replicated_pool_has_no_rotation():
         (8, 1, "seam"),
         (8, 3, "seam"),
     ]
+
+
+def test_owner_lanes_come_once_beside_every_rotation_of_interleaved_pages():
+    both = ShardOptions("4", layout="interleave,owner-lane", rotation="chain,seam").schedules()
+    alone = ShardOptions("4", in_flight="1,2", layout="owner-lane").schedules()
+
+    assert [(s.ranks, s.layout, s.rotation) for s in both[1:3]] == [
+        (4, "interleave", "chain"),
+        (4, "interleave", "seam"),
+    ]
+    assert both[3:] == (Schedule(4, layout=OWNER_LANE),)
+    assert alone[2:] == (Schedule(4, 1, layout=OWNER_LANE), Schedule(4, 2, layout=OWNER_LANE))
+    assert [s.owner_lanes for s in alone] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("given", [{"rotation": "chain"}, {"no_leases": True}])
+def test_what_only_rotation_bases_have_is_refused_with_owner_lanes_alone(given):
+    with pytest.raises(ReplayError, match="owner lanes have no rotation bases") as caught:
+        ShardOptions("4", layout="owner-lane", **given).schedules()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_layout_is_named():
+    with pytest.raises(
+        ReplayError, match="'up' is no layout; give interleave, owner-lane or inter"
+    ):
+        ShardOptions("8", layout="up").schedules()
 
 
 def test_switches_act_on_sharded_pools():

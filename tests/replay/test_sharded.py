@@ -1,16 +1,20 @@
 """A sharded replay: hits of the right pool, balance, declines, and a sound state at the end."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radix import RadixKey
+from alloc import build_in_seq_page_compute_owners
+from radix import MatchPrefixParams, RadixKey
 from replay.cli import POLICIES
 from replay.driver import Driver, Prompt, RunConfig
 from replay.hits import MEANINGS
-from replay.schedule import Schedule
+from replay.layouts import OwnerLanes
+from replay.schedule import INTERLEAVE, LAYOUTS, OWNER_LANE, Schedule
 from replay.sharded import FIRST_ROW_PAGES, ShardedDriver
 from replay.synthetic import ChatSpec, Range, generate
 from tests.replay.replay_builders import seen_hits
@@ -23,7 +27,9 @@ SCHEDULES = st.builds(
     rotation=st.sampled_from(["chain", "seam"]),
     use_leases=st.booleans(),
     aimed_eviction=st.booleans(),
+    layout=st.sampled_from(LAYOUTS),
 )
+LANES = Schedule(4, layout=OWNER_LANE)
 
 
 def make_prompt(pages, page_size=1):
@@ -102,9 +108,16 @@ def test_any_schedule_leaves_a_sound_state_after_every_request(prompts, capacity
 
 
 @settings(max_examples=30, deadline=None)
-@given(prompts=PROMPTS, ranks=st.sampled_from([2, 4]), rotation=st.sampled_from(["chain", "seam"]))
-def test_without_pressure_one_request_at_a_time_hits_all_that_was_seen(prompts, ranks, rotation):
-    driver = make_driver(200, Schedule(ranks, rotation=rotation))
+@given(
+    prompts=PROMPTS,
+    ranks=st.sampled_from([2, 4]),
+    rotation=st.sampled_from(["chain", "seam"]),
+    layout=st.sampled_from(LAYOUTS),
+)
+def test_without_pressure_one_request_at_a_time_hits_all_that_was_seen(
+    prompts, ranks, rotation, layout
+):
+    driver = make_driver(200, Schedule(ranks, rotation=rotation, layout=layout))
     driver.feed([make_prompt(prompt) for prompt in prompts])
     driver.drain()
     result = driver.result()
@@ -132,9 +145,10 @@ def test_two_runs_are_equal(rotation, in_flight):
     assert first == second
 
 
-def test_shared_ranks_hit_more_than_copies():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shared_ranks_hit_more_than_copies(layout):
     prompts = chats(requests=1500)
-    copies, shared = (run(prompts, 80, Schedule(ranks)) for ranks in (1, 4))
+    copies, shared = (run(prompts, 80, Schedule(ranks, layout=layout)) for ranks in (1, 4))
 
     assert shared.hit.rate > copies.hit.rate + 0.03
 
@@ -194,6 +208,67 @@ def test_a_prompt_longer_than_the_group_keeps_its_leading_pages(rotation):
     driver.check_invariants()
 
     assert driver.result().hit.hits == 6
+
+
+def test_a_prompt_that_the_lanes_cannot_hold_keeps_its_leading_pages():
+    """The cached page leaves lane 0 two pages; the five of 0 0 1 1 0 are one too many for it."""
+    driver = make_driver(3, Schedule(2, layout=OWNER_LANE))
+    driver.feed([make_prompt([0]), make_prompt(range(6)), make_prompt(range(6))])
+    driver.drain()
+    driver.check_invariants()
+    result = driver.result()
+
+    assert (result.hit.hits, result.peak_pages, result.sharding.cut_requests) == (1 + 5, 5, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=4), st.integers(1, 50))
+def test_as_many_pages_fit_as_the_fullest_lane_allows(room, pages):
+    ranks, lanes = len(room), OwnerLanes(len(room))
+
+    def fits(count):
+        owners = build_in_seq_page_compute_owners(0, count, 1, ranks)
+        return (np.bincount(owners, minlength=ranks) <= room).all()
+
+    need = SimpleNamespace(pages_by_class=np.array([pages]))
+    assert lanes.num_fitting(np.array(room), need, 0) == max(
+        n for n in range(pages + 1) if all(fits(count) for count in range(n + 1))
+    )
+
+
+def test_every_page_lies_on_the_rank_that_computes_it():
+    """The tail of a cached prompt is split zigzag anew, whatever the prompt's own lanes."""
+    driver = make_driver(40, Schedule(2, layout=OWNER_LANE), page_size=4)
+    driver.feed([make_prompt(range(8), 4), make_prompt([*range(5), 90, 91, 92, 93], 4)])
+    driver.drain()
+    driver.check_invariants()
+    layout = driver.cache.allocator.layout
+
+    def owners(pages):
+        key = make_prompt(pages, 4).key
+        return layout.class_of(driver.cache.match_prefix(MatchPrefixParams(key)).pages).tolist()
+
+    assert owners(range(8)) == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert owners([*range(5), 90, 91, 92, 93]) == [0, 0, 1, 1, 1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("aimed", [True, False])
+def test_owner_lanes_make_room_and_never_decline(aimed):
+    result = run(chats(), 80, replace(LANES, in_flight=8, aimed_eviction=aimed))
+
+    assert result.sharding.evictions > 0
+    assert (result.sharding.declined_inserts, result.sharding.declined_tokens) == (0, 0)
+
+
+def test_one_page_turns_pile_up_on_the_rank_that_computes_the_first_page():
+    """A prefill of one page is always computed by rank 0: its lane is short, the others idle."""
+    prompts = chats(turn_pages=(1, 1), requests=1500)
+    lanes, seam = (
+        run(prompts, 120, replace(LANES, layout=layout)) for layout in (OWNER_LANE, INTERLEAVE)
+    )
+
+    assert lanes.sharding.mean_stranded_pages > 10 * seam.sharding.mean_stranded_pages
+    assert lanes.hit.rate < seam.hit.rate
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
