@@ -20,7 +20,61 @@ from scratch.plan import ShardExtendPlan
 from scratch.pools import MHATokenToKVPool, MLATokenToKVPool
 
 
-class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
+class _PageInterleavePool:
+    """The calls under a plan, alike for all kinds of rows; stands before the plain pool's class.
+
+    Attributes:
+        shard: planner, gather and write plans.
+        dtype: the pool's.
+    """
+
+    shard: ShardExtend
+    dtype: torch.dtype
+
+    @property
+    def num_slots(self) -> int:
+        """Size of the id space of logical slots, all ranks together, reserved ones included."""
+        return self.shard.num_slots
+
+    def begin_shard_extend(
+        self,
+        req_to_token: PageSource,
+        req_pool_indices: Any,
+        prefix_lens_cpu: Sequence[int],
+        seq_lens_cpu: Sequence[int],
+    ) -> ShardExtendPlan:
+        """Plan a batch and start the first layer's gather; see ``ShardExtend.begin``."""
+        return self.shard.begin(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
+
+    def end_shard_extend(self) -> None:
+        """Take the plan out of force and wait for a gather in flight."""
+        self.shard.end()
+
+    def shard_extend(
+        self,
+        req_to_token: PageSource,
+        req_pool_indices: Any,
+        prefix_lens_cpu: Sequence[int],
+        seq_lens_cpu: Sequence[int],
+    ) -> AbstractContextManager[ShardExtendPlan]:
+        """Return a context that plans a batch and ends the plan; see ``ShardExtend.extending``."""
+        return self.shard.extending(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
+
+    def translate_loc_to_scratch(self, loc: torch.Tensor) -> torch.Tensor:
+        """Return the scratch rows of slots, computed once per tensor and plan: int64[n]."""
+        return self.shard.planner.translate_cached(loc)
+
+    def _store(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        values: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        self.shard.store(layer_id, loc, values, self.dtype, targets)
+
+
+class PageInterleaveMHATokenToKVPool(_PageInterleavePool, MHATokenToKVPool):
     """``MHATokenToKVPool`` sharded by pages over a group.
 
     Args:
@@ -73,39 +127,6 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
         )
         self.scratch_budget = self.shard.budget(self.row_bytes)
 
-    @property
-    def num_slots(self) -> int:
-        """Size of the id space of logical slots, all ranks together, reserved ones included."""
-        return self.shard.num_slots
-
-    def begin_shard_extend(
-        self,
-        req_to_token: PageSource,
-        req_pool_indices: Any,
-        prefix_lens_cpu: Sequence[int],
-        seq_lens_cpu: Sequence[int],
-    ) -> ShardExtendPlan:
-        """Plan a batch and start the first layer's gather; see ``ShardExtend.begin``."""
-        return self.shard.begin(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
-
-    def end_shard_extend(self) -> None:
-        """Take the plan out of force and wait for a gather in flight."""
-        self.shard.end()
-
-    def shard_extend(
-        self,
-        req_to_token: PageSource,
-        req_pool_indices: Any,
-        prefix_lens_cpu: Sequence[int],
-        seq_lens_cpu: Sequence[int],
-    ) -> AbstractContextManager[ShardExtendPlan]:
-        """Return a context that plans a batch and ends the plan; see ``ShardExtend.extending``."""
-        return self.shard.extending(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
-
-    def translate_loc_to_scratch(self, loc: torch.Tensor) -> torch.Tensor:
-        """Return the scratch rows of slots, computed once per tensor and plan: int64[n]."""
-        return self.shard.planner.translate_cached(loc)
-
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return a layer's keys: the scratch under a plan, else the pool.
 
@@ -127,17 +148,8 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
         rows = self.shard.read(layer_id).view(self.dtype)
         return rows.view(len(rows), 2, self.head_num, self.head_dim)[:, part]
 
-    def _store(
-        self,
-        layer_id: int,
-        loc: torch.Tensor,
-        values: Sequence[torch.Tensor],
-        targets: Sequence[torch.Tensor],
-    ) -> None:
-        self.shard.store(layer_id, loc, values, self.dtype, targets)
 
-
-class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
+class PageInterleaveMLATokenToKVPool(_PageInterleavePool, MLATokenToKVPool):
     """``MLATokenToKVPool`` sharded by pages over a group.
 
     Args:
@@ -195,39 +207,6 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
         )
         self.scratch_budget = self.shard.budget(self.row_bytes)
 
-    @property
-    def num_slots(self) -> int:
-        """Size of the id space of logical slots, all ranks together, reserved ones included."""
-        return self.shard.num_slots
-
-    def begin_shard_extend(
-        self,
-        req_to_token: PageSource,
-        req_pool_indices: Any,
-        prefix_lens_cpu: Sequence[int],
-        seq_lens_cpu: Sequence[int],
-    ) -> ShardExtendPlan:
-        """Plan a batch and start the first layer's gather; see ``ShardExtend.begin``."""
-        return self.shard.begin(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
-
-    def end_shard_extend(self) -> None:
-        """Take the plan out of force and wait for a gather in flight."""
-        self.shard.end()
-
-    def shard_extend(
-        self,
-        req_to_token: PageSource,
-        req_pool_indices: Any,
-        prefix_lens_cpu: Sequence[int],
-        seq_lens_cpu: Sequence[int],
-    ) -> AbstractContextManager[ShardExtendPlan]:
-        """Return a context that plans a batch and ends the plan; see ``ShardExtend.extending``."""
-        return self.shard.extending(req_to_token, req_pool_indices, prefix_lens_cpu, seq_lens_cpu)
-
-    def translate_loc_to_scratch(self, loc: torch.Tensor) -> torch.Tensor:
-        """Return the scratch rows of slots, computed once per tensor and plan: int64[n]."""
-        return self.shard.planner.translate_cached(loc)
-
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return a layer's rows: the scratch under a plan, else the pool.
 
@@ -243,15 +222,6 @@ class PageInterleaveMLATokenToKVPool(MLATokenToKVPool):
         if self.shard.active:
             return self.shard.planner.translate_cached(loc)
         return self.shard.local_rows(loc)
-
-    def _store(
-        self,
-        layer_id: int,
-        loc: torch.Tensor,
-        values: Sequence[torch.Tensor],
-        targets: Sequence[torch.Tensor],
-    ) -> None:
-        self.shard.store(layer_id, loc, values, self.dtype, targets)
 
 
 def _pool_layout(
