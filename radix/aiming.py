@@ -7,7 +7,8 @@ in policy order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from alloc import IntArray, PageLayout
 from radix.node import TreeNode
@@ -56,17 +57,24 @@ def attainable(wanted: IntArray, evictable: IntArray) -> bool:
     return bool((wanted > 0).any())
 
 
-def _class_from_end(layout: PageLayout, node: TreeNode, distance: int) -> int:
-    """Return the class of the page ``distance`` before a node's last one."""
-    if node.rotation_base is not None:
-        return layout.class_at(node.rotation_base, node.end - 1 - distance)
-    return layout.class_of(int(node.page_ids()[node.num_pages - 1 - distance]))
+def _classes_from_end(layout: PageLayout, node: TreeNode) -> Iterator[int]:
+    """Yield the classes of a node's pages, its last page first."""
+    base, num_pages = node.rotation_base, node.num_pages
+    if base is not None:
+        for position in range(node.end - 1, node.end - 1 - num_pages, -1):
+            yield layout.class_at(base, position)
+        return
+    pages = node.page_ids()
+    # A look at a tail rarely goes further than one round of classes.
+    for stop in range(num_pages, 0, -layout.num_classes):
+        block = pages[max(0, stop - layout.num_classes) : stop]
+        yield from layout.class_of(block)[::-1].tolist()
 
 
 def _lead(layout: PageLayout, node: TreeNode, deficits: list[int], limit: int) -> int:
     """Return how many unwanted pages end a node, or ``limit`` when it is that many or more."""
-    for distance in range(min(node.num_pages, limit)):
-        if deficits[_class_from_end(layout, node, distance)] > 0:
+    for distance, page_class in enumerate(islice(_classes_from_end(layout, node), limit)):
+        if deficits[page_class] > 0:
             return distance
     return limit
 
@@ -76,8 +84,7 @@ def _useful_tail(layout: PageLayout, node: TreeNode, deficits: list[int]) -> int
     wanted = list(deficits)
     missing = sum(wanted)
     useful = 0
-    for distance in range(node.num_pages):
-        page_class = _class_from_end(layout, node, distance)
+    for distance, page_class in enumerate(_classes_from_end(layout, node)):
         if wanted[page_class] > 0:
             wanted[page_class] -= 1
             missing -= 1
