@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-BENCHMARKS = ("alloc_classed", "plan", "stranding", "aimed_eviction", "tree", "growth")
+BENCHMARKS = ("alloc_classed", "plan", "gather", "stranding", "aimed_eviction", "tree", "growth")
 """Modules of this package; each has a click command `main` whose defaults take a minute or so."""
 
 

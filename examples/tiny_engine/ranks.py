@@ -93,11 +93,9 @@ def _run_process(rank: int, ranks: int, jobs: Sequence[Job], folder: str) -> Non
     store = Path(folder, "store").as_uri()
     backend = "nccl" if on_gpus else "gloo"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
-    try:
-        results = [job.run(ShardGroup.dedicated()) for job in jobs]
-    finally:
-        dist.destroy_process_group()
+    results = [job.run(ShardGroup.dedicated()) for job in jobs]
     _result_file(folder, rank).write_bytes(pickle.dumps(results))
+    dist.destroy_process_group()  # after an error it could wait for ranks that are gone
 
 
 def _result_file(folder: str, rank: int) -> Path:

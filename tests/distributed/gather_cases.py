@@ -160,49 +160,66 @@ def _prompt(rng, stems):
 
 
 def graphed_reads_are_exact(rank, size, kind):
-    """Translation and reads of a batch, and packing, replayed from graphs under many plans.
+    """A batch's translation and reads, replayed from two graphs under many plans.
 
-    Captured: slots to scratch rows through the planner's table, reading those rows from a scratch
-    slot, and packing a send list's pages. Plans, writes and the gathers stay outside: what they
-    launch depends on the batch. On a CPU the same functions are called.
+    Captured, one graph for each scratch slot: slots to scratch rows through the planner's table,
+    and reading those rows. Plans, writes and gathers stay outside, since what they launch depends
+    on the batch. On a CPU the same functions are called.
     """
     pool, reference = make_world(rank, size, kind)
     device, planner = device_of(rank), pool.shard.planner
-    conversation, parts = conversation_of(pool, 3), pool.layer_rows()[0]
+    conversation, replays = conversation_of(pool, 3), {}
     loc = torch.zeros(planner.scratch.num_rows, dtype=torch.int64, device=device)
-    send = torch.zeros(planner.scratch.prefix_pages, dtype=torch.int64, device=device)
-    width = sum(part.shape[1] for part in parts)
-    out = torch.zeros((len(loc), width), dtype=parts[0].dtype, device=device)
-    packed = torch.zeros((len(send) * PS, width), dtype=parts[0].dtype, device=device)
-    pack = graphed(lambda: pack_pages(packed, parts, send, PS), device)
-    replays = {}
     for _ in range(8):
         batch = conversation.batch()
         chunk, everything, found = batch.locs(PS, chunk_only=True), batch.locs(PS), []
-        args = page_table(batch.tables), range(len(batch.tables)), batch.prefix_lens, batch.seq_lens
-        with pool.shard_extend(*args) as plan:
-            loc.zero_()[: len(everything)].copy_(everything)
-            send.zero_()
-            if plan.send_pages is not None:
-                send[: plan.block_pages].copy_(plan.send_pages)
+        loc.zero_()[: len(everything)].copy_(everything)
+        with pool.shard_extend(*plan_arguments(batch)):
             for layer_id in range(4):
                 drawn = reference.draw(layer_id, chunk, device)
                 write(pool, kind, layer_id, chunk.to(device), drawn)
                 scratch = pool.shard.read(layer_id)
+                if scratch.data_ptr() not in replays:
+                    out = torch.empty_like(scratch)
 
-                def read_rows(scratch=scratch):
-                    torch.index_select(scratch, 0, planner.translate_loc_to_scratch(loc), out=out)
+                    def read_rows(scratch=scratch, out=out):
+                        rows = planner.translate_loc_to_scratch(loc)
+                        torch.index_select(scratch, 0, rows, out=out)
 
-                if (slot := scratch.data_ptr()) not in replays:
-                    replays[slot] = graphed(read_rows, device)
-                replays[slot]()
+                    replays[scratch.data_ptr()] = graphed(read_rows, device), out
+                replay, out = replays[scratch.data_ptr()]
+                replay()
                 found.append(out[: len(everything)].clone())
-            pack()
         for layer_id, rows in enumerate(found):
             assert torch.equal(rows.cpu().view(torch.uint8), reference.rows[layer_id][everything])
+    assert len(replays) == 2
+
+
+def graphed_packing_is_exact(rank, size, kind):
+    """One graph packs whatever pages the plans send; captured: the pack of one layer."""
+    pool, reference = make_world(rank, size, kind)
+    device, scratch = device_of(rank), pool.shard.planner.scratch
+    conversation, parts = conversation_of(pool, 4), pool.layer_rows()[0]
+    send = torch.zeros(scratch.prefix_pages, dtype=torch.int64, device=device)
+    width = sum(part.shape[1] for part in parts)
+    packed = torch.zeros((len(send) * PS, width), dtype=parts[0].dtype, device=device)
+    replay = graphed(lambda: pack_pages(packed, parts, send, PS), device)
+    for _ in range(8):
+        batch = conversation.batch()
+        with pool.shard_extend(*plan_arguments(batch)) as plan:
+            send.zero_()
+            if plan.send_pages is not None:
+                send[: plan.block_pages].copy_(plan.send_pages)
+            replay()
         rows = (send[:, None] * PS + torch.arange(PS, device=device)).view(-1)
         assert torch.equal(packed, torch.cat([part[rows] for part in parts], dim=1))
-    assert len(replays) == 2
+        prefill([pool], kind, reference, batch)
+
+
+def plan_arguments(batch):
+    """Return what a plan of a batch is made from."""
+    rows = range(len(batch.tables))
+    return page_table(batch.tables), rows, batch.prefix_lens, batch.seq_lens
 
 
 def graphed(run, device):
@@ -308,7 +325,8 @@ def cases(rank, size):
         yield f"conversation {kind}", lambda kind=kind: conversation_is_exact(rank, size, kind)
         yield f"fragments {kind}", lambda kind=kind: fragmented_groups_are_exact(rank, size, kind)
         yield f"sub-ranges {kind}", lambda kind=kind: sub_ranges_are_exact(rank, size, kind)
-        yield f"graphs {kind}", lambda kind=kind: graphed_reads_are_exact(rank, size, kind)
+        yield f"graphed reads {kind}", lambda kind=kind: graphed_reads_are_exact(rank, size, kind)
+        yield f"graphed packs {kind}", lambda kind=kind: graphed_packing_is_exact(rank, size, kind)
         for rotation in ("chain", "seam"):
             yield (
                 f"evictions {kind} {rotation}",
