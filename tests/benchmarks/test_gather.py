@@ -43,6 +43,19 @@ def test_it_prints_tables_and_writes_json(tmp_path, ranks):
             assert row["both_ms"] > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_it_runs_over_nccl(ranks, capsys):
+    """One rank sends nothing, but takes the same way."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
+    setup = gather.make_setup("nccl", ranks, 4096, page=64, layers=4, compute=(2.0,), repeats=3)
+    rows = gather.run(setup)
+    gather.report(setup, rows)
+    assert len(rows) == 4
+    assert f"{ranks} ranks over nccl" in capsys.readouterr().out
+
+
 def test_prefixes_are_rounded_up_to_a_page_on_every_rank():
     sizes = {"page": 4, "layers": 2, "compute": (1.0,), "repeats": 1}
     assert gather.make_setup("gloo", 3, 50, **sizes).prefix_tokens == 60
