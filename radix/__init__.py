@@ -35,6 +35,7 @@ from radix.params import (
 from radix.scheduling import (
     ExtendAllocation,
     ExtendPreview,
+    PageOwners,
     alloc_for_extend,
     evict_until_allocatable,
     preview_extend,
@@ -62,6 +63,7 @@ __all__ = [
     "evict_until_allocatable",
     "ExtendAllocation",
     "ExtendPreview",
+    "PageOwners",
     # keys and the tree
     "RadixKey",
     "UnifiedTreeCore",

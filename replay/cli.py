@@ -48,8 +48,8 @@ LEASES_HELP = (
 )
 BLIND_HELP = "With --shards: evict in policy order only, whichever ranks are short, to compare."
 HOST_HELP = (
-    "A host tier of this capacity below each pool: evicted pages are copied to it and loaded back. "
-    "Hits are then shown by tier."
+    "A host tier of this capacity below each pool (with --shards, of each rank): evicted pages are "
+    "copied to it and loaded back. Hits are then shown by tier."
 )
 DISK_HELP = "With --host-capacity: a disk tier below, which takes what the host evicts."
 HIT_HELP = (
@@ -155,7 +155,7 @@ def replay(
     below = (options.pop("host_capacity"), options.pop("disk_capacity"))
     names = [field.name for field in fields(ShardOptions)]
     schedules = ShardOptions(**{name: options.pop(name) for name in names}).schedules()
-    tiers = TierOptions.read(*below, sharded=bool(schedules))
+    tiers = TierOptions.read(*below)
     config = SweepConfig(
         parse_capacities(capacity), definition=hit, schedules=schedules, tiers=tiers, **options
     )

@@ -37,6 +37,8 @@ _TIER_LEGEND = (
     "they are loaded back, so capacities don't add up."
 )
 
+_SHARED_TIER_LEGEND = "Host and disk: of one rank, as the capacity; each rank keeps its own pages."
+
 
 def to_table(report: Report) -> str:
     """Return the trace's facts, the tables and the definition of a hit.
@@ -49,7 +51,7 @@ def to_table(report: Report) -> str:
     if report.definition.schedules:
         blocks += _sharded_tables(report, hits)
     elif any(result.tiering for result in report.results):
-        blocks += [_table(_tier_columns(hits), report.results), _wrap(_TIER_LEGEND)]
+        blocks += [_table(_tiered_columns(hits), report.results), _wrap(_TIER_LEGEND)]
     else:
         blocks.append(_table(_plain_columns(hits), report.results))
     blocks.append(_wrap(report.definition.describe()))
@@ -82,18 +84,24 @@ def _plain_columns(hits: str) -> dict[str, Cell]:
     }
 
 
-def _tier_columns(hits: str) -> dict[str, Cell]:
+def _tier_columns() -> dict[str, Cell]:
     return {
-        "capacity\n(tokens)": lambda r: f"{r.capacity_tokens:,}",
         "host\n(tokens)": lambda r: f"{_tiers(r).host_pages * r.page_size:,}",
         "disk\n(tokens)": lambda r: f"{_tiers(r).disk_pages * r.page_size:,}",
         "device\nhits": lambda r: f"{_tiers(r).device_hits:,}",
         "host\nhits": lambda r: f"{_tiers(r).host_hits:,}",
         "disk\nhits": lambda r: f"{_tiers(r).disk_hits:,}",
+    }
+
+
+def _tiered_columns(hits: str) -> dict[str, Cell]:
+    capacity: dict[str, Cell] = {"capacity\n(tokens)": lambda r: f"{r.capacity_tokens:,}"}
+    gained: dict[str, Cell] = {
         hits: lambda r: f"{r.hit.hits:,}",
         "hit rate": lambda r: f"{r.hit.rate:.6f}",
         "replay\n(s)": lambda r: f"{r.seconds:.2f}",
     }
+    return capacity | _tier_columns() | gained
 
 
 def _tiers(result: Result) -> Tiering:
@@ -125,10 +133,14 @@ def _sharded_tables(report: Report, hits: str) -> list[str]:
     }
     shared = [result for result in report.results if _is_shared(result)]
     tables = [_table(which | gained, report.results)]
+    tiered = any(result.tiering for result in report.results)
+    if tiered:
+        tables.append(_table(which | _tier_columns(), report.results))
     if shared:
         tables.append(_table(which | balance, shared))
     legend = f"{_LEGEND} {_LANES_LEGEND}" if lanes else _LEGEND
-    return [*tables, *_switches(report), _wrap(legend)]
+    legends = [legend, f"{_TIER_LEGEND} {_SHARED_TIER_LEGEND}"] if tiered else [legend]
+    return [*tables, *_switches(report), *map(_wrap, legends)]
 
 
 def _placing(schedule: Schedule) -> str:

@@ -47,8 +47,13 @@ class _Kv:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    """A prompt on its way through the scheduler's calls: the ``Req`` protocol, no more."""
+class ShardedRequest:
+    """A prompt on its way through the scheduler's calls: the ``Req`` protocol, and what it found.
+
+    Attributes:
+        from_host: Cached pages that were loaded for it from the host.
+        from_disk: Cached pages that were loaded for it from the disk.
+    """
 
     prompt: Prompt
     origin_input_ids: Any
@@ -62,6 +67,8 @@ class _Request:
     priority: int = 0
     kv_rotation_base: int | None = None
     kv_rotation_lease: Any = None
+    from_host: int = 0
+    from_disk: int = 0
 
     def get_fill_ids(self) -> Any:
         """Return all tokens: a prompt is one chunk."""
@@ -110,7 +117,7 @@ class ShardedDriver:
                 aimed_eviction=schedule.aimed_eviction,
             )
         )
-        self._flying: deque[_Request] = deque()
+        self._flying: deque[ShardedRequest] = deque()
         self._counter = make_counter(config.definition, config.page_size)
         self._requests = self._input_tokens = self._evicted = self._peak = self._nanoseconds = 0
         self._skew, self._stranded = _Spread(), _Spread()
@@ -165,33 +172,38 @@ class ShardedDriver:
                 self._cut_to_fit(request)
         self._flying.append(request)
         pages = cached // self._page
-        self._counter.record(min(pages, prompt.pages), prompt.pages, prompt.input_length)
+        self._record(request, pages)
         self._count_placement(placed, free)
         self._count_prefix(request, pages)
 
-    def _match(self, request: _Request) -> int:
+    def _match(self, request: ShardedRequest) -> int:
         """Match and lock all of a request; returns the units that were cached."""
         return self._cache.match_req(request, max_prefix_len=len(request.origin_input_ids))
 
-    def _place(self, request: _Request) -> ExtendAllocation | None:
+    def _place(self, request: ShardedRequest) -> ExtendAllocation | None:
         """Make room for a request and draw its pages; None where it doesn't fit."""
         return alloc_for_extend(self._cache, [request], page_owners=self._owners(request))
 
-    def _owners(self, request: _Request) -> list[IntArray] | None:
+    def _record(self, request: ShardedRequest, cached: int) -> None:
+        """Count a request of which so many leading pages were cached."""
+        prompt = request.prompt
+        self._counter.record(min(cached, prompt.pages), prompt.pages, prompt.input_length)
+
+    def _owners(self, request: ShardedRequest) -> list[IntArray] | None:
         """Return where a prefill of what is not cached puts its pages; None without owner lanes."""
         cached, units = len(request.prefix_indices), len(request.origin_input_ids)
         owners = self._pool_layout.owners(cached, units)
         return None if owners is None else [owners]
 
-    def _request(self, prompt: Prompt) -> _Request:
+    def _request(self, prompt: Prompt) -> ShardedRequest:
         """Return the request of a prompt's whole pages, as many as the pool has."""
         limit = self._config.capacity_pages * self._ranks
         pages = min(len(prompt.key) // self._page, limit)
         if pages * self._page > self._cache.pool().max_context_len:
             self._lengthen_rows(pages)
-        return _Request(prompt, prompt.key.tokens()[: pages * self._page])
+        return ShardedRequest(prompt, prompt.key.tokens()[: pages * self._page])
 
-    def _cut_to_fit(self, request: _Request) -> None:
+    def _cut_to_fit(self, request: ShardedRequest) -> None:
         """Keep the leading pages of a request that fit beside nothing but its own prefix."""
         need = preview_extend(self._cache, [request], page_owners=self._owners(request))
         room = need.free_by_class + need.evictable_by_class
@@ -212,7 +224,7 @@ class ShardedDriver:
         assert row is not None, "a request in flight has a row"
         cache.pool().free(row)
 
-    def _tokens(self, request: _Request, units: int) -> int:
+    def _tokens(self, request: ShardedRequest, units: int) -> int:
         """Return the prompt tokens in the first units of a request."""
         return min(units // self._page * self._config.page_size, request.prompt.input_length)
 
@@ -225,7 +237,7 @@ class ShardedDriver:
             self._free += int(before.sum())
             self._stranded.add(int(before.sum() - before.min() * self._ranks))
 
-    def _count_prefix(self, request: _Request, pages: int) -> None:
+    def _count_prefix(self, request: ShardedRequest, pages: int) -> None:
         """Count what a gather of the cached prefix would move: the largest rank sets the block."""
         self._prefix_pages += pages
         if self._ranks == 1 or not pages:

@@ -17,6 +17,7 @@ from replay.hits import DEFAULT, MEANINGS, UNITS
 from replay.result import Definition, Result
 from replay.schedule import Schedule
 from replay.sharded import ShardedDriver
+from replay.sharded_tiers import TieredShardedDriver
 from replay.tiered import TieredDriver, TierOptions
 from replay.trace import Reader, Request, TraceInfo
 from replay.units import Units, plan_units
@@ -120,11 +121,13 @@ def _drivers(reader: Reader, config: SweepConfig, units: Units) -> Sequence[Driv
     working_set = _working_set_if_needed(reader, config, units)
     below = config.tiers and config.tiers.pages(units.page_size, working_set)
     runs = _runs(config, units, working_set, below.host + below.disk if below else 0)
-    if below:
-        return [TieredDriver(run, below) for run in runs]
     if not config.schedules:
-        return [Driver(run) for run in runs]
-    return [ShardedDriver(run, schedule) for run in runs for schedule in config.schedules]
+        return [TieredDriver(run, below) if below else Driver(run) for run in runs]
+    return [
+        TieredShardedDriver(run, schedule, below) if below else ShardedDriver(run, schedule)
+        for run in runs
+        for schedule in config.schedules
+    ]
 
 
 def _span_ms(info: TraceInfo, first: Request | None, last: Request | None) -> int:
@@ -147,7 +150,7 @@ def _runs(config: SweepConfig, units: Units, working_set: int, below: int) -> li
     """Return a run for each capacity; ``below`` are the pages of its other tiers."""
     pools = [capacity.pages(units.page_size, working_set) for capacity in config.capacities]
     ranks = [schedule.ranks for schedule in config.schedules] or [1]
-    pages = sum(pools) * sum(ranks) + below * len(pools)
+    pages = (sum(pools) + below * len(pools)) * sum(ranks)
     if pages > MAX_PAGES:
         raise ReplayError(
             f"--capacity: {pages} pages in {len(pools) * len(ranks)} pools; one sweep holds at "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radix import RadixKey
+from radix import RadixKey, UnifiedRadixCache
 from replay.capacity import Capacity, parse_capacities
 from replay.driver import Driver, RunConfig
 from replay.errors import ReplayError
@@ -23,7 +23,7 @@ class TierPages:
     """Pages below the device.
 
     Attributes:
-        host: Of the host tier.
+        host: Of the host tier; of one rank where ranks share a pool.
         disk: Of the disk tier; 0 for none.
     """
 
@@ -44,15 +44,12 @@ class TierOptions:
     disk: Capacity | None = None
 
     @classmethod
-    def read(cls, host: str | None, disk: str | None, *, sharded: bool) -> TierOptions | None:
+    def read(cls, host: str | None, disk: str | None) -> TierOptions | None:
         """Read `--host-capacity` and `--disk-capacity`; None without them.
 
         Raises:
             ReplayError: If one is no single capacity, or has nothing to stand on.
         """
-        for name, text in (("--host-capacity", host), ("--disk-capacity", disk)):
-            if text is not None and sharded:
-                raise ReplayError(f"{name}: tiers are replayed without --shards; leave one out")
         if host is None:
             if disk is not None:
                 raise ReplayError(
@@ -102,6 +99,62 @@ def _renamed(option: str, error: ReplayError) -> ReplayError:
     return ReplayError(str(error).replace("--capacity", option, 1))
 
 
+def tiers_below(cache: UnifiedRadixCache, pages: TierPages, policy: str) -> TieredCache:
+    """Return a cache with tiers below it: of each rank, pages of the host and of the disk.
+
+    One store stands for the disks of all ranks.
+    """
+    layout = host_layout(cache.allocator.layout, pages.host)
+    groups = None
+    if pages.disk:
+        # A group of one page: the figure is then one of capacity alone.
+        store = MemoryStore(pages.disk * layout.num_classes)
+        groups = GroupTier(store, NoRows(), layout, model_id="replay", group_pages=1)
+    return TieredCache(cache, HostTier(layout, groups=groups, eviction_policy=policy))
+
+
+class TierHits:
+    """Hits by tier; those of all tiers together are counted elsewhere.
+
+    Args:
+        definition: `D1` to `D5`.
+        page_size: Tokens in a page.
+    """
+
+    def __init__(self, definition: str, page_size: int) -> None:
+        self._device = make_counter(definition, page_size)
+        self._upper = make_counter(definition, page_size)
+
+    def record(self, on_device: int, upper: int, pages: int, input_length: int) -> None:
+        """Count a request.
+
+        Args:
+            on_device: Leading pages that the device had.
+            upper: Leading pages that device or host had.
+            pages: Pages of the request.
+            input_length: Prompt tokens.
+        """
+        self._device.record(min(on_device, pages), pages, input_length)
+        self._upper.record(min(upper, pages), pages, input_length)
+
+    def tiering(self, tiered: TieredCache, pages: TierPages, all_hits: int) -> Tiering:
+        """Return what the tiers did."""
+        on_device, upper = self._device.count().hits, self._upper.count().hits
+        counters = tiered.counters
+        return Tiering(
+            host_pages=pages.host,
+            disk_pages=pages.disk,
+            device_hits=on_device,
+            host_hits=upper - on_device,
+            disk_hits=all_hits - upper,
+            loaded_pages=counters.loaded,
+            stored_pages=counters.stored,
+            dropped_pages=counters.dropped,
+            host_evicted_pages=tiered.host.counters.evicted,
+            fetched_pages=tiered.host.counters.fetched,
+        )
+
+
 class TieredDriver(Driver):
     """Feeds one pool with copies below it, and counts by tier.
 
@@ -113,18 +166,9 @@ class TieredDriver(Driver):
     def __init__(self, config: RunConfig, pages: TierPages) -> None:
         super().__init__(config)
         self._pages = pages
-        layout = host_layout(self._allocator.layout, pages.host)
-        groups = None
-        if pages.disk:
-            # A group of one page: the figure is then one of capacity alone.
-            groups = GroupTier(
-                MemoryStore(pages.disk), NoRows(), layout, model_id="replay", group_pages=1
-            )
-        host = HostTier(layout, groups=groups, eviction_policy=config.policy)
-        self._tiered = TieredCache(self._cache, host)
+        self._tiered = tiers_below(self._cache, pages, config.policy)
         self._evicts = self._tiered
-        self._device = make_counter(config.definition, config.page_size)
-        self._upper = make_counter(config.definition, config.page_size)
+        self._tier_hits = TierHits(config.definition, config.page_size)
         self._found = (0, 0)
 
     def _serve(self, key: RadixKey) -> int:
@@ -151,9 +195,7 @@ class TieredDriver(Driver):
     def _record(self, cached: int, pages: int, input_length: int) -> None:
         """Count a request for all tiers together, for the upper two, and for the device."""
         super()._record(cached, pages, input_length)
-        on_device, upper = self._found
-        self._device.record(min(on_device, pages), pages, input_length)
-        self._upper.record(min(upper, pages), pages, input_length)
+        self._tier_hits.record(*self._found, pages, input_length)
 
     def check_invariants(self) -> None:
         """Check every tier.
@@ -163,24 +205,9 @@ class TieredDriver(Driver):
         """
         self._tiered.check_invariants()
 
-    def _tiering(self) -> Tiering:
-        hits = [c.count().hits for c in (self._device, self._upper, self._counter)]
-        counters = self._tiered.counters
-        return Tiering(
-            host_pages=self._pages.host,
-            disk_pages=self._pages.disk,
-            device_hits=hits[0],
-            host_hits=hits[1] - hits[0],
-            disk_hits=hits[2] - hits[1],
-            loaded_pages=counters.loaded,
-            stored_pages=counters.stored,
-            dropped_pages=counters.dropped,
-            host_evicted_pages=self._tiered.host.counters.evicted,
-            fetched_pages=self._tiered.host.counters.fetched,
-        )
-
     def result(self) -> Result:
         """Return the counters so far."""
         counters = self._tiered.counters
         self._evicted = counters.kept + counters.dropped
-        return self._result(tiering=self._tiering())
+        hits = self._counter.count().hits
+        return self._result(tiering=self._tier_hits.tiering(self._tiered, self._pages, hits))

@@ -30,6 +30,7 @@ from radix import (
     LockReceipt,
     MatchPrefixParams,
     MatchResult,
+    PageOwners,
     RadixKey,
     Req,
     UnifiedRadixCache,
@@ -311,14 +312,16 @@ class TieredCache:
         self.counters.stored += fits
         return host_pages, ticket
 
-    def alloc_for_extend(self, reqs: Sequence[Req]) -> ExtendAllocation | None:
+    def alloc_for_extend(
+        self, reqs: Sequence[Req], *, page_owners: PageOwners | None = None
+    ) -> ExtendAllocation | None:
         """Place a batch as ``radix.alloc_for_extend`` does, copying what has to go to the host.
 
         ``num_tokens_evicted`` of the result is what this call evicted.
         """
         evicted = 0
         while True:
-            need = preview_extend(self.device, reqs)
+            need = preview_extend(self.device, reqs, page_owners=page_owners)
             if not need.fits:
                 return None
             deficits = self.device.allocator.class_deficits(need.pages_by_class)
@@ -327,7 +330,7 @@ class TieredCache:
             aim = tuple(deficits.tolist()) if self.device.aimed_eviction else None
             params = EvictParams(int(deficits.sum()) * self.page_size, aim)
             evicted += self.evict(params).num_tokens_evicted
-        placed = alloc_for_extend(self.device, reqs)
+        placed = alloc_for_extend(self.device, reqs, page_owners=page_owners)
         return None if placed is None else replace(placed, num_tokens_evicted=evicted)
 
     # Write-through

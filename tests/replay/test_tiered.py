@@ -28,7 +28,7 @@ def chats(seed=0, requests=120):
 
 
 def run(capacity, host=None, disk=None, *, reader=None, **settings):
-    tiers = TierOptions.read(host, disk, sharded=False)
+    tiers = TierOptions.read(host, disk)
     config = SweepConfig(parse_capacities(capacity), tiers=tiers, **{"page_size": 4, **settings})
     return sweep(reader or make_token_reader(chats()), config).results
 
@@ -106,19 +106,17 @@ def test_json_and_table_show_a_column_for_each_tier():
 
 
 @pytest.mark.parametrize(
-    ("host", "disk", "sharded", "message"),
+    ("host", "disk", "message"),
     [
-        (None, "1M", False, "--disk-capacity: the disk holds"),
-        ("1M", None, True, "--host-capacity: tiers are replayed without --shards"),
-        (None, "1M", True, "--disk-capacity: tiers are replayed without --shards"),
-        ("1M,2M", None, False, "--host-capacity 1M,2M: give one capacity"),
-        ("much", None, False, "--host-capacity 'much'"),
-        ("1M", "0", False, "--disk-capacity '0'"),
+        (None, "1M", "--disk-capacity: the disk holds"),
+        ("1M,2M", None, "--host-capacity 1M,2M: give one capacity"),
+        ("much", None, "--host-capacity 'much'"),
+        ("1M", "0", "--disk-capacity '0'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(host, disk, sharded, message):
+def test_mistakes_are_told_in_one_line(host, disk, message):
     with pytest.raises(ReplayError, match=message) as caught:
-        TierOptions.read(host, disk, sharded=sharded)
+        TierOptions.read(host, disk)
     assert "\n" not in str(caught.value)
 
 

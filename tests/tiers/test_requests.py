@@ -3,7 +3,7 @@
 import pytest
 
 from alloc import ReqToTokenPool
-from radix import CacheInitParams, EvictParams, UnifiedRadixCache, alloc_for_extend
+from radix import CacheInitParams, EvictParams, RadixKey, UnifiedRadixCache, alloc_for_extend
 from tests.builders import FakeReq
 from tests.tiers.tier_worlds import make_allocator
 from tiers import HostTier, TieredCache, host_layout
@@ -91,3 +91,23 @@ def test_a_capped_match_loads_no_further_than_its_cap():
     req = FakeReq(list(range(12)), fill_len=12)
     assert cache.match_req(req, max_prefix_len=5) == 4
     assert cache.counters.loaded == 2
+
+
+def test_a_batch_with_owners_pushes_out_what_its_lanes_lack():
+    cache = make(2, 2, ps=1, layout="lanes")
+    layout = cache.device.allocator.layout
+    for tokens, lanes in (([1, 2], [0, 0]), ([3, 4], [1, 1])):
+        req = FakeReq(tokens, fill_len=2)
+        cache.match_req(req)
+        placed = cache.alloc_for_extend([req], page_owners=[lanes])
+        assert layout.class_of(placed.pages).tolist() == lanes
+        cache.device.cache_finished_req(req)
+        cache.device.pool().free(req.kv.req_pool_idx)
+    req = FakeReq([7, 8], fill_len=2)
+    cache.match_req(req)
+    placed = cache.alloc_for_extend([req], page_owners=[[1, 1]])
+    assert layout.class_of(placed.pages).tolist() == [1, 1]
+    assert placed.num_tokens_evicted == 2
+    assert cache.match(RadixKey([3, 4]), lock=False).host_hit_length == 2
+    assert cache.match(RadixKey([1, 2]), lock=False).host_hit_length == 0
+    cache.check_invariants([req])
