@@ -18,7 +18,7 @@ from radix.params import Req
 from radix.tree_core import UnifiedTreeCore
 
 if TYPE_CHECKING:
-    from radix.unified_cache import UnifiedRadixCache
+    from radix.tree_cache import TreeCache
 
 _COUNTER_MASK = (1 << TREE_SHIFT) - 1
 _MAX_INDENT = 32
@@ -39,7 +39,7 @@ def tree_violations(core: UnifiedTreeCore) -> list[str]:
     return found + core.component.violations(nodes)
 
 
-def cache_violations(cache: UnifiedRadixCache, reqs: list[Req] | None) -> list[str]:
+def cache_violations(cache: TreeCache, reqs: list[Req] | None) -> list[str]:
     """Return the broken rules of a cache, its allocator and, if given, all live requests."""
     found = tree_violations(cache.tree_core) + cache.allocator.violations()
     cached = np.sort(
@@ -83,7 +83,7 @@ def tree_digest(core: UnifiedTreeCore) -> str:
     return digest.hexdigest()
 
 
-def cache_digest(cache: UnifiedRadixCache) -> str:
+def cache_digest(cache: TreeCache) -> str:
     """Return a hash of tree, allocator, rows and leases."""
     pool = cache.req_to_token_pool
     leases = repr(cache.leases.digest_items()).encode()
@@ -162,7 +162,7 @@ def _pin_violations(core: UnifiedTreeCore, nodes: list[TreeNode]) -> list[str]:
     return found
 
 
-def _path_base_violations(cache: UnifiedRadixCache) -> list[str]:
+def _path_base_violations(cache: TreeCache) -> list[str]:
     """Along a root path no node may have a base that its parent's policy would have declined."""
     found: list[str] = []
     root = cache.tree_core.root()
@@ -177,7 +177,7 @@ def _path_base_violations(cache: UnifiedRadixCache) -> list[str]:
     return found
 
 
-def _request_violations(cache: UnifiedRadixCache, reqs: list[Req]) -> list[str]:
+def _request_violations(cache: TreeCache, reqs: list[Req]) -> list[str]:
     """Check that held pages are exactly those of the requests' rows past their prefixes."""
     found: list[str] = []
     owned = [np.empty(0, dtype=np.int64)]
