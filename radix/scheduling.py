@@ -25,6 +25,7 @@ from alloc import (
 from alloc.spaces import as_int64
 from radix.key import RadixKey
 from radix.params import EvictParams, EvictResult, Req
+from radix.request_checks import check_batch
 from radix.unified_cache import UnifiedRadixCache
 
 PageOwners: TypeAlias = Sequence[Any]
@@ -92,7 +93,11 @@ class _Placement:
 
 
 def alloc_for_extend(
-    cache: UnifiedRadixCache, reqs: Sequence[Req], *, page_owners: PageOwners | None = None
+    cache: UnifiedRadixCache,
+    reqs: Sequence[Req],
+    *,
+    page_owners: PageOwners | None = None,
+    evictor: Evicts | None = None,
 ) -> ExtendAllocation | None:
     """Give every request of a batch the slots of its next chunk.
 
@@ -107,19 +112,24 @@ def alloc_for_extend(
         page_owners: for each request, int[new pages] the class that each of its new pages has to
             lie in, on a pool without rotation bases; default any class. Room is made in the
             classes that are short.
+        evictor: evicts from the cache where room has to be made; the cache itself by default.
 
     Returns:
         The slots, or None when the batch can't be served even by evicting all that is unlocked;
         nothing changed then.
 
     Raises:
-        ValueError: a request is named twice, or a chunk is longer than a row, or (sharded) starts
-            or ends inside a page without being the request's last; or owners are given for other
-            than the new pages, out of range, or on a sharded pool. Nothing changed.
+        ValueError: a request does not fit its row, its node or the pool (``request_checks``); or
+            owners are given for other than the new pages, out of range, or on a sharded pool.
+        KeyError: a request's node is stale.
+        RuntimeError: a free group is open and room has to be made, which it would hold back.
+            Nothing changed in any of these.
     """
     placer = _Placer(cache, reqs, page_owners)
     preview = placer.preview()
-    return placer.allocate(preview.pages_by_class) if preview.fits else None
+    if not preview.fits:
+        return None
+    return placer.allocate(preview.pages_by_class, cache if evictor is None else evictor)
 
 
 def preview_extend(
@@ -168,7 +178,7 @@ class _Placer:
             [len(req.get_fill_ids()) for req in reqs],
             cache.page_size,
         )
-        self._check_lengths()
+        check_batch(cache, reqs, self.batch)
         self.classes = None if page_owners is None else self._owned_classes(page_owners)
         self.placements = self._place()
 
@@ -183,14 +193,14 @@ class _Placer:
             self.cache.pool().available_size(),
         )
 
-    def allocate(self, required: IntArray) -> ExtendAllocation:
+    def allocate(self, required: IntArray, evictor: Evicts) -> ExtendAllocation:
         """Evict, draw and write; the preview said that ``required`` fits."""
         cache, batch = self.cache, self.batch
         allocator, pool = cache.allocator, cache.pool()
         prefixes = [self._prefix_pages(req) for req in self.reqs]
         last_locs = np.array([self._last_loc(i) for i in range(len(self.reqs))], dtype=np.int64)
         out = allocator.io.empty(batch.num_tokens)
-        evicted = self._make_room(required)
+        evicted = self._make_room(required, evictor)
         drawn = self._draw()
         rows = pool.alloc(sum(req.kv.req_pool_idx is None for req in self.reqs))
         assert rows is not None, "the preview counted the free rows"
@@ -224,7 +234,7 @@ class _Placer:
             evictable_by_class=evictable,
         )
 
-    def _make_room(self, required: IntArray) -> int:
+    def _make_room(self, required: IntArray, evictor: Evicts) -> int:
         """Evict until every class covers the draw; returns the evicted tokens."""
         cache = self.cache
         # A draw of any class may do without single classes: only the number of pages counts.
@@ -234,7 +244,7 @@ class _Placer:
             params = EvictParams(
                 int(deficits.sum()) * cache.page_size, tuple(deficits.tolist()) if aims else None
             )
-            freed = cache.evict(params).num_tokens_evicted
+            freed = evictor.evict(params).num_tokens_evicted
             assert freed, "the preview counted the evictable pages of every class"
             evicted += freed
             if self.classes is None:
@@ -381,26 +391,3 @@ class _Placer:
         row = self.reqs[i].kv.req_pool_idx
         page = self.cache.pool().pages(row, prefix // page_size * page_size, prefix)
         return int(page[0]) * page_size + (prefix - 1) % page_size
-
-    def _check_lengths(self) -> None:
-        batch, page_size = self.batch, self.cache.page_size
-        longest = self.cache.pool().max_context_len
-        if len({id(req) for req in self.reqs}) < len(self.reqs):
-            raise ValueError("the batch names a request twice; pass distinct requests")
-        for i, req in enumerate(self.reqs):
-            prefix, stop = int(batch.prefix_lens[i]), int(batch.seq_lens[i])
-            if stop > longest:
-                raise ValueError(f"request {i}: {stop} tokens don't fit a row of {longest}")
-            if req.kv.req_pool_idx is None and prefix % page_size:
-                raise ValueError(
-                    f"request {i} has no row and a prefix of {prefix} tokens; match whole pages"
-                )
-            if not self.cache.is_sharded:
-                continue
-            total = len(req.origin_input_ids) + len(req.output_ids)
-            if prefix % page_size or (stop % page_size and stop < total):
-                raise ValueError(
-                    f"request {i}: chunk [{prefix}, {stop}) of {total} tokens must start and end "
-                    f"on pages of {page_size} tokens on a sharded pool; round chunk ends down, "
-                    f"all but the last"
-                )

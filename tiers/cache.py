@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -35,7 +34,6 @@ from radix import (
     Req,
     UnifiedRadixCache,
     alloc_for_extend,
-    preview_extend,
 )
 from tiers import invariants
 from tiers.agreement import Agreement, alone
@@ -315,23 +313,8 @@ class TieredCache:
     def alloc_for_extend(
         self, reqs: Sequence[Req], *, page_owners: PageOwners | None = None
     ) -> ExtendAllocation | None:
-        """Place a batch as ``radix.alloc_for_extend`` does, copying what has to go to the host.
-
-        ``num_tokens_evicted`` of the result is what this call evicted.
-        """
-        evicted = 0
-        while True:
-            need = preview_extend(self.device, reqs, page_owners=page_owners)
-            if not need.fits:
-                return None
-            deficits = self.device.allocator.class_deficits(need.pages_by_class)
-            if not deficits.any():
-                break
-            aim = tuple(deficits.tolist()) if self.device.aimed_eviction else None
-            params = EvictParams(int(deficits.sum()) * self.page_size, aim)
-            evicted += self.evict(params).num_tokens_evicted
-        placed = alloc_for_extend(self.device, reqs, page_owners=page_owners)
-        return None if placed is None else replace(placed, num_tokens_evicted=evicted)
+        """Place a batch as ``radix.alloc_for_extend`` does, copying what has to go to the host."""
+        return alloc_for_extend(self.device, reqs, page_owners=page_owners, evictor=self)
 
     # Write-through
 

@@ -1,9 +1,18 @@
 """A scheduler's calls over a tiered cache: match, place, cache, and demotion on the way."""
 
+import numpy as np
 import pytest
 
 from alloc import ReqToTokenPool
-from radix import CacheInitParams, EvictParams, RadixKey, UnifiedRadixCache, alloc_for_extend
+from radix import (
+    CacheInitParams,
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+    RadixKey,
+    UnifiedRadixCache,
+    alloc_for_extend,
+)
 from tests.builders import FakeReq
 from tests.tiers.tier_worlds import make_allocator
 from tiers import HostTier, TieredCache, host_layout
@@ -111,3 +120,20 @@ def test_a_batch_with_owners_pushes_out_what_its_lanes_lack():
     assert cache.match(RadixKey([3, 4]), lock=False).host_hit_length == 2
     assert cache.match(RadixKey([1, 2]), lock=False).host_hit_length == 0
     cache.check_invariants([req])
+
+
+@pytest.mark.parametrize("owners", [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 0, 0]])
+def test_a_batch_pushes_out_what_it_would_without_tiers(owners):
+    def left_after(tiered):
+        cache = make(2, 4, layout="lanes")
+        allocator, device = cache.device.allocator, cache.device
+        keys = [RadixKey([i, i]) for i in range(8)]
+        for key, owner in zip(keys, owners, strict=True):
+            device.insert(InsertParams(key, pages=allocator.free_list.draw(np.array([owner]))))
+        req = FakeReq([20] * 6, fill_len=6)
+        cache.match_req(req)
+        placed = cache.alloc_for_extend([req]) if tiered else alloc_for_extend(device, [req])
+        held = [device.match_prefix(MatchPrefixParams(key, peek=True)).handle.end for key in keys]
+        return placed.num_tokens_evicted, placed.pages.tolist(), held
+
+    assert left_after(tiered=True) == left_after(tiered=False)
