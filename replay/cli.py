@@ -52,6 +52,18 @@ HOST_HELP = (
     "copied to it and loaded back. Hits are then shown by tier."
 )
 DISK_HELP = "With --host-capacity: a disk tier below, which takes what the host evicts."
+EXPAND_HELP = (
+    "Make every block the token ids it stands for, so that pages hold many tokens: the same hits, "
+    "a slower replay."
+)
+OUTPUT_HELP = "File to write; .gz, .zst and .xz are compressed. [default: stdout]"
+EXAMPLES = """\b
+Examples:
+  rotaradix replay example
+  rotaradix replay trace.jsonl.zst --capacity 1M:16M:x2
+  rotaradix replay trace.jsonl --capacity 1M --shards 8 --in-flight 1,8
+  rotaradix replay trace.jsonl --capacity 1M --host-capacity 10M --json
+"""
 HIT_HELP = (
     "What a hit is. D1 pages; D2 tokens, a partial tail weighs its length; D3 as an engine: whole "
     "pages, last token recomputed; D4 mean over requests; D5 as D2, second half of the requests."
@@ -80,6 +92,9 @@ class OneLineErrors(click.Group):
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(2)
+        except click.MissingParameter as error:
+            path = error.ctx.command_path if error.ctx else "rotaradix"
+            self._fail(f"{error.format_message()} See {path} --help", 2)
         except click.ClickException as error:
             self._fail(error.format_message(), 2)
         except ReplayError as error:
@@ -104,12 +119,19 @@ def main() -> None:
     """Replay LLM request traces on a prefix cache, and generate such traces."""
 
 
-@main.command()
+@main.command(epilog=EXAMPLES)
 @click.argument("trace")
-@click.option("--capacity", default=DEFAULT_CAPACITIES, show_default=True, help=CAPACITY_HELP)
+@click.option(
+    "--capacity",
+    metavar="LIST",
+    default=DEFAULT_CAPACITIES,
+    show_default=True,
+    help=CAPACITY_HELP,
+)
 @click.option(
     "--page-size",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Tokens in a page. [default: the trace's block size; 16 for a trace of token ids]",
 )
 @click.option(
@@ -122,22 +144,25 @@ def main() -> None:
 @click.option(
     "--block-size",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Tokens behind one id of the trace. [default: by format; Mooncake 512, Bailian 16]",
 )
 @click.option(
     "--hit", type=click.Choice(tuple(MEANINGS)), default=DEFAULT, show_default=True, help=HIT_HELP
 )
-@click.option("--expand", is_flag=True, help="Make each block of the trace that many token ids.")
-@click.option("--limit", type=click.IntRange(min=1), help="Replay the first N requests only.")
+@click.option("--expand", is_flag=True, help=EXPAND_HELP)
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Replay the first N requests only."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every counter is an integer.")
 @click.option("--shards", metavar="N", help=SHARDS_HELP)
 @click.option("--in-flight", metavar="K", help=IN_FLIGHT_HELP)
 @click.option("--layout", metavar="interleave|owner-lane", help=LAYOUT_HELP)
 @click.option("--rotation", metavar="chain|seam", help=ROTATION_HELP)
-@click.option("--host-capacity", metavar="CAPACITY", help=HOST_HELP)
-@click.option("--disk-capacity", metavar="CAPACITY", help=DISK_HELP)
 @click.option("--no-leases", is_flag=True, help=LEASES_HELP)
 @click.option("--blind-eviction", is_flag=True, help=BLIND_HELP)
+@click.option("--host-capacity", metavar="CAPACITY", help=HOST_HELP)
+@click.option("--disk-capacity", metavar="CAPACITY", help=DISK_HELP)
 def replay(
     trace: str, capacity: str, block_size: int | None, hit: str, as_json: bool, **options: Any
 ) -> None:
@@ -164,18 +189,26 @@ def replay(
 
 @main.group()
 def generate() -> None:
-    """Write a seeded synthetic trace: equal arguments give equal bytes."""
+    """Write a seeded synthetic trace. Equal arguments give equal bytes."""
 
 
 def _shared(command: Command) -> Command:
     """Add the options that all kinds of trace have."""
     options = (
-        click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True),
-        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
-        click.option("--output", "-o", default="-", help="File to write. [default: stdout]"),
+        _count("--requests", 1000, "Prompts to write"),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            metavar="N",
+            default=0,
+            show_default=True,
+            help="Another seed gives another trace.",
+        ),
+        click.option("--output", "-o", metavar="FILE", default="-", help=OUTPUT_HELP),
         click.option(
             "--block-size",
             type=click.IntRange(min=1),
+            metavar="N",
             help="Write Mooncake lines with one id per N tokens, not token ids.",
         ),
     )
@@ -185,12 +218,16 @@ def _shared(command: Command) -> Command:
 
 
 def _range(name: str, default: str, text: str) -> Callable[[Command], Command]:
-    return click.option(name, default=default, show_default=True, help=f"{text}; N or LOW-HIGH.")
+    return click.option(
+        name, metavar="RANGE", default=default, show_default=True, help=f"{text}; N or LOW-HIGH."
+    )
 
 
 def _count(name: str, default: int, text: str) -> Callable[[Command], Command]:
     kind = click.IntRange(min=1)
-    return click.option(name, type=kind, default=default, show_default=True, help=f"{text}.")
+    return click.option(
+        name, type=kind, metavar="N", default=default, show_default=True, help=f"{text}."
+    )
 
 
 @generate.command()

@@ -15,7 +15,7 @@ from replay.report import to_json, to_table
 from replay.sweep import SweepConfig, sweep
 from replay.synthetic import EXAMPLE_NAME, Spec, example_reader, generate
 from replay.trace import Reader
-from replay.write import mooncake_lines, token_lines
+from replay.write import compressing, mooncake_lines, token_lines
 
 
 def replay_trace(path: str, config: SweepConfig, *, block_size: int | None, as_json: bool) -> str:
@@ -46,7 +46,7 @@ class Output:
     """Where a generated trace goes.
 
     Attributes:
-        path: File, or `-` for standard output.
+        path: File, compressed by its suffix, or `-` for standard output.
         block_size: Write Mooncake ids of blocks of this many tokens; None for token ids.
     """
 
@@ -78,7 +78,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
         stream.flush()
         return
     try:
-        with open(path, "wb") as file:
-            yield file
+        with open(path, "wb") as file, compressing(file, path) as stream:
+            yield stream
     except OSError as error:
         raise ReplayError(f"{path}: cannot be written: {error.strerror}") from None

@@ -70,7 +70,7 @@ time in ms'
 
     def _content(self) -> list[str]:
         if not self.has_blocks:
-            return ["token ids"]
+            return [] if self.format == "token ids" else ["token ids"]
         tails = {
             "ceil": "partial tail has an id (ceil)",
             "floor": "partial tail has no id (floor)",

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
+
+
+@contextmanager
+def compressing(file: BinaryIO, path: str) -> Iterator[BinaryIO]:
+    """Open a stream into a file that compresses as the suffix of its path says.
+
+    Equal content gives equal bytes: no name and no time goes into the file.
+
+    Args:
+        file: Where the bytes go; the caller closes it.
+        path: A final `.gz`, `.zst` or `.xz` compresses, anything else doesn't.
+    """
+    if path.endswith(".gz"):
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as stream:
+            yield stream  # type: ignore[misc]
+    elif path.endswith(".zst"):
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as stream:
+            yield stream
+    elif path.endswith(".xz"):
+        with lzma.open(file, "wb") as stream:
+            yield stream  # type: ignore[misc]
+    else:
+        yield file
 
 
 def token_lines(prompts: Iterable[NDArray[np.int64]]) -> Iterator[bytes]:

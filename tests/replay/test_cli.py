@@ -156,7 +156,7 @@ MISTAKES = {
     "leases; add --rotation chain",
     ("replay", "t", "--shards", "1024", "--capacity", "1G"): "--capacity: 2001953125 pages in 2 "
     "pools; one sweep holds at most 134217728, replay fewer at a time",
-    ("replay",): "Missing argument 'TRACE'.",
+    ("replay",): "Missing argument 'TRACE'. See rotaradix replay --help",
     ("replay", "t", "--capacty", "5"): "No such option '--capacty'. Did you mean '--capacity'?",
     ("replai",): "No such command 'replai'. Did you mean 'replay'?",
     ("generate", "chat", "--turns", "0"): "turns=0: must be at least 1",
