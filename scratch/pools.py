@@ -83,6 +83,10 @@ class MHATokenToKVPool:
         pairs = zip(self.k_buffer, self.v_buffer, strict=True)
         return [(row_bits(k), row_bits(v)) for k, v in pairs]
 
+    def describe(self) -> str:
+        """Return what the bits of a row mean: kind, dtype, shape and layers."""
+        return f"mha {self.dtype} {self.head_num}x{self.head_dim} {self.layers}"
+
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return a layer's keys: dtype[size + page_size, head_num, head_dim]."""
         return self.k_buffer[self.layers.index(layer_id)]
@@ -184,6 +188,11 @@ class MLATokenToKVPool:
     def layer_rows(self) -> list[tuple[torch.Tensor, ...]]:
         """Return each layer's one tensor as rows of bits: integer[rows, width] views."""
         return [(row_bits(kv),) for kv in self.kv_buffer]
+
+    def describe(self) -> str:
+        """Return what the bits of a row mean: kind, dtype, shape and layers."""
+        shape = f"{self.kv_lora_rank}|{self.qk_rope_head_dim}"
+        return f"mla {self.dtype} {shape} {self.layers}"
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Return a layer's rows, latent and rope: dtype[rows, 1, kv_dim]."""

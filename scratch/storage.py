@@ -29,6 +29,9 @@ class LayerRange:
     start: int
     end: int
 
+    def __str__(self) -> str:
+        return f"layers [{self.start}, {self.end})"
+
     @classmethod
     def of(cls, layer_num: int, start_layer: int | None, end_layer: int | None) -> LayerRange:
         """Return the range of ``layer_num`` layers from ``start_layer`` (0 if None) on.

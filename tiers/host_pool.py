@@ -18,12 +18,15 @@ class LayeredPool(Protocol):
     def layer_rows(self) -> list[tuple[torch.Tensor, ...]]:
         """Return each layer's tensors as integer[rows, width]; a row is a token."""
 
+    def describe(self) -> str:
+        """Return what the bits of a row mean: kind, dtype, shape and layers."""
+
 
 class HostKVPool:
     """CPU copies of one rank's pages, pinned where there is CUDA.
 
     Args:
-        pool: the device pool; layers, widths and dtypes are taken from it.
+        pool: the device pool; layers, widths and description are taken from it.
         layout: the layout of the host pages (``HostTier.layout``).
         rank: whose pages these are; 0 unsharded.
         pin: pin the memory; default where the device pool lies on CUDA.
@@ -48,6 +51,7 @@ class HostKVPool:
         pinned = layers[0][0].is_cuda if pin is None else pin
         self.layout = layout
         self.rank = rank
+        self._description = pool.describe()
         self._layers = [
             tuple(
                 torch.zeros((layout.rank_rows, part.shape[1]), dtype=part.dtype, pin_memory=pinned)
@@ -76,10 +80,8 @@ class HostKVPool:
         return self._layers
 
     def describe(self) -> str:
-        """Return what a payload's bytes depend on: dtype and width of every part of a layer."""
-        return ";".join(
-            ",".join(f"{part.dtype}x{part.shape[1]}" for part in parts) for parts in self._layers
-        )
+        """Return what a payload's bytes depend on: the device pool's description."""
+        return self._description
 
     def local_pages(self, pages: PageIds) -> IntArray:
         """Return the local pages of those that this rank owns, in the given order."""

@@ -7,11 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from alloc import PageLayout
-from radix import EvictParams, RadixKey
+from radix import DroppedRun, EvictParams, RadixKey
+from scratch import MHATokenToKVPool, MLATokenToKVPool
 from tests.tiers.tier_worlds import check, make_rank, make_ranks
-from tiers import FileStore, GroupTier, MemoryStore, NoRows
+from tiers import FileStore, GroupTier, HostKVPool, MemoryStore, NoRows
 
 LAYOUT = PageLayout.single(2, 8)
 A = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -256,6 +258,38 @@ def test_bytes_survive_a_restart_in_files(tmp_path, ranks, layout, kind):
     check(world)
     for store in stores:
         store.close()
+
+
+BF16_MLA = {"dtype": torch.bfloat16, "kv_lora_rank": 4, "qk_rope_head_dim": 2}
+BF16_MHA = {"dtype": torch.bfloat16, "head_num": 2, "head_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (MLATokenToKVPool, BF16_MLA, {"dtype": torch.float16}),
+        (MLATokenToKVPool, BF16_MLA, {"dtype": torch.int16}),
+        (MLATokenToKVPool, BF16_MLA, {"kv_lora_rank": 3, "qk_rope_head_dim": 3}),
+        (MLATokenToKVPool, BF16_MLA, {"start_layer": 1}),
+        (
+            MHATokenToKVPool,
+            {**BF16_MHA, "dtype": torch.float8_e4m3fn},
+            {"dtype": torch.float8_e5m2},
+        ),
+        (MHATokenToKVPool, BF16_MHA, {"head_num": 4, "head_dim": 2}),
+        (MHATokenToKVPool, BF16_MHA, {"start_layer": 2, "end_layer": 4}),
+    ],
+)
+def test_a_restart_with_rows_that_mean_something_else_finds_no_files(tmp_path, kind, before, after):
+    found = []
+    for changes in ({}, {}, after):
+        with FileStore(tmp_path, 10**6, sync=False) as store:
+            pool = kind(size=8, page_size=2, layer_num=2, device="cpu", **{**before, **changes})
+            groups = GroupTier(store, HostKVPool(pool, LAYOUT), LAYOUT, model_id="m", group_pages=2)
+            found.append(groups.offer(RadixKey(A), 0) is not None)
+            pages = np.arange(1, 5)
+            groups.keep(DroppedRun(RadixKey(A), pages, 0))
+    assert found == [False, True, False]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "swap"])
