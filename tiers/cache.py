@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from itertools import takewhile
 
 import numpy as np
@@ -40,7 +41,7 @@ from tiers.agreement import Agreement, alone
 from tiers.host_tier import HostTier
 from tiers.in_flight import LoadInFlight, WriteInFlight
 from tiers.metadata import MAX_OWNERS, OwnerMetadata
-from tiers.owners import loadable_parts
+from tiers.owners import LoadablePart, loadable_parts
 from tiers.params import (
     WRITE_BACK,
     WRITE_THROUGH,
@@ -116,7 +117,13 @@ class TieredCache:
             count_hit: False for a repeated look-up on behalf of one request.
             lock: lock the device's match; the receipt is in ``TieredMatch.device``.
         """
-        return self._beyond(key, self._match_device(key, count_hit=count_hit, lock=lock))
+        device = self._match_device(key, count_hit=count_hit, lock=lock)
+        try:
+            return self._beyond(key, device)
+        except BaseException:
+            if device.receipt is not None:
+                self.device.dec_lock_ref(device.receipt)
+            raise
 
     def match_req(self, req: Req, *, max_prefix_len: int | None = None) -> int:
         """Match and lock a request's prefix, with what can be loaded back.
@@ -195,16 +202,28 @@ class TieredCache:
             return None
         self.counters.missed += wanted - len(run)
         self.counters.loaded += len(run)
+        return LoadInFlight(ticket, self._adopt(key, device, pages, parts), _receipt(copies))
+
+    def _adopt(
+        self, key: RadixKey, device: MatchResult, pages: PageIds, parts: list[LoadablePart]
+    ) -> LockReceipt:
+        """Insert the pages of a load that has started, past a locked match; returns their lock."""
         path = np.concatenate([device.pages, pages])
-        for part in parts:
-            stop = device.handle.end + part.stop
-            part_key = key[: stop * self.page_size]
-            inserted = self.device.insert(
-                InsertParams(part_key, pages=path[:stop], rotation_base=part.base)
-            )
-            assert not inserted.rotation_tail_declined, "only what the chain takes is loaded"
-        filling = self._match_device(key, count_hit=False, lock=True)
-        return LoadInFlight(ticket, _receipt(filling), _receipt(copies))
+        adopted = 0
+        with ExitStack() as undo:
+            undo.callback(lambda: self.device.allocator.free_pages(pages[adopted:]))
+            undo.callback(self._transfer.drain)
+            for part in parts:
+                stop = device.handle.end + part.stop
+                part_key = key[: stop * self.page_size]
+                inserted = self.device.insert(
+                    InsertParams(part_key, pages=path[:stop], rotation_base=part.base)
+                )
+                assert not inserted.rotation_tail_declined, "only what the chain takes is loaded"
+                adopted = part.stop
+            filling = self._match_device(key, count_hit=False, lock=True)
+            undo.pop_all()
+        return _receipt(filling)
 
     def _copy_back(self, host_pages: PageIds, device_pages: PageIds) -> Ticket | None:
         """Start a load; where it is refused, free the pages."""
@@ -275,8 +294,12 @@ class TieredCache:
                 write = self._store(run.key, run.pages, stop)
                 if write is not None:
                     host_pages, ticket = write
-                    ticket.fence()
-                    stop = self.host.add(run.key, host_pages, stop)
+                    with ExitStack() as undo:
+                        undo.callback(self.host.give_back, host_pages)
+                        undo.callback(self._transfer.drain)
+                        ticket.fence()
+                        stop = self.host.add(run.key, host_pages, stop)
+                        undo.pop_all()
         finally:
             self.host.unlock(copies.receipt)
         return stop
@@ -330,10 +353,16 @@ class TieredCache:
         if self.host.held_pages(path) == node.end or any(w.is_along(path) for w in writes):
             return
         copies = self.host.lock(path)
+        originals = self.device.inc_lock_ref(node.id)
         start = copies.handle.end
-        write = self._store(path, device.pages[: node.end], start)
+        write = None
+        try:
+            write = self._store(path, device.pages[: node.end], start)
+        finally:
+            if write is None:
+                self.device.dec_lock_ref(originals)
+                self.host.unlock(copies.receipt)
         if write is None:
-            self.host.unlock(copies.receipt)
             return
         host_pages, ticket = write
         stop = start + len(host_pages)
@@ -345,7 +374,7 @@ class TieredCache:
                 host_pages,
                 owners,
                 ticket,
-                self.device.inc_lock_ref(node.id),
+                originals,
                 _receipt(copies),
             )
         )

@@ -190,9 +190,12 @@ class HostTier:
             return 0
         pages = self.draw(classes[: stop - start])
         assert pages is not None, "there was room for them"
-        count = groups.load(offer, pages)
-        if count < len(pages):
-            self.give_back(pages[count:])
-        if count:
-            self.add(key[: (start + count) * self.layout.page_size], pages[:count], start)
-        return count
+        added = 0
+        try:
+            count = groups.load(offer, pages)
+            if count:
+                self.add(key[: (start + count) * self.layout.page_size], pages[:count], start)
+            added = count
+        finally:
+            self.give_back(pages[added:])
+        return added
