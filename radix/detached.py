@@ -8,6 +8,7 @@ are still there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,11 +75,21 @@ def drop_pages(
     Raises:
         ValueError: num_tokens or a deficit is negative, or there is not one deficit a class.
     """
-    if params.num_tokens < 0:
-        raise ValueError(f"num_tokens={params.num_tokens} must not be negative")
+    num_tokens = _count(params.num_tokens, "num_tokens")
     if params.class_deficits is None:
-        return core.evict(ceil_div(params.num_tokens, core.page_size), runs)
-    deficits = params.class_deficits
-    if len(deficits) != layout.num_classes or min(deficits) < 0:
+        return core.evict(ceil_div(num_tokens, core.page_size), runs)
+    deficits = [_count(count, "class_deficits") for count in params.class_deficits]
+    if len(deficits) != layout.num_classes:
         raise ValueError(f"class_deficits={deficits} must be {layout.num_classes} counts >= 0")
     return core.evict_classes(deficits, layout, runs=runs)
+
+
+def _count(value: object, name: str) -> int:
+    """Return a number of tokens or pages as a Python integer, whatever integer it is."""
+    try:
+        count = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name}={value!r} must be an integer") from None
+    if count < 0:
+        raise ValueError(f"{name}={count} must not be negative")
+    return count

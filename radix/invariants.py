@@ -14,7 +14,7 @@ import numpy as np
 from alloc import PageState, ceil_div
 from radix.key import TOKEN_BYTES, unit_bytes_of
 from radix.node import TREE_SHIFT, TreeNode
-from radix.params import Req
+from radix.params import Req, row_len
 from radix.tree_core import UnifiedTreeCore
 
 if TYPE_CHECKING:
@@ -186,9 +186,8 @@ def _request_violations(cache: TreeCache, reqs: list[Req]) -> list[str]:
         row = req.kv.req_pool_idx
         if pool is None or row is None:
             continue
-        length = getattr(req.kv, "allocated_len", None) or pool.mirrored_len(row)
         protected = ceil_div(req.kv.cache_protected_len, cache.page_size)
-        pages = pool.pages(row, 0, length)
+        pages = pool.pages(row, 0, row_len(req, pool))
         owned.append(pages[protected:])
         shared = pages[:protected]
         if not cache.allocator.free_list.all_in(shared, PageState.CACHED):

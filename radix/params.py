@@ -258,3 +258,15 @@ class MatchResult:
         if self._indices is None:
             self._indices = self._expand(self.pages)
         return self._indices
+
+
+def row_len(req: Req, pool: ReqToTokenPool) -> int:
+    """Return the tokens that a request's row has pages for.
+
+    That is ``kv.allocated_len`` where the request says it, 0 included; else how far the row was
+    written through the pool; else the tokens that have KV.
+    """
+    allocated: int | None = getattr(req.kv, "allocated_len", None)
+    if allocated is not None:
+        return allocated
+    return pool.mirrored_len(req.kv.req_pool_idx) or len(req.get_fill_ids())

@@ -32,6 +32,12 @@ PageOwners: TypeAlias = Sequence[Any]
 """For each request of a batch, int[new pages] the class of each of its new pages."""
 
 
+_OPEN_GROUP = (
+    "room has to be made while a free group is open, which would hold back every evicted page; "
+    "end the group first"
+)
+
+
 class Evicts(Protocol):
     """Anything with a cache's ``evict``."""
 
@@ -101,10 +107,10 @@ def alloc_for_extend(
 ) -> ExtendAllocation | None:
     """Give every request of a batch the slots of its next chunk.
 
-    Each request has been matched (``UnifiedRadixCache.match_req``) or is between two chunks; its
-    chunk runs from ``len(prefix_indices)`` to ``len(get_fill_ids())``. Rows are taken for requests
-    without one and get the matched prefix and the new pages. ``kv_rotation_base`` is set, and
-    ``kv.allocated_len`` where the request has it.
+    Each request has been matched (``UnifiedRadixCache.match_req``), has no prefix, or is between
+    two chunks; its chunk runs from ``len(prefix_indices)`` to ``len(get_fill_ids())``. Rows are
+    taken for requests without one and get the matched prefix and the new pages.
+    ``kv_rotation_base`` is set, and ``kv.allocated_len`` where the request has it.
 
     Args:
         cache: the cache; sharded or not.
@@ -147,9 +153,14 @@ def evict_until_allocatable(cache: Evicts, allocator: Any, num_tokens: int) -> b
 
     Returns:
         Whether the size is covered now. Works with any allocator and anything that evicts.
+
+    Raises:
+        RuntimeError: room has to be made and a free group is open; nothing changed.
     """
     shards = page_interleave_shard_size(allocator)
     while (short := num_tokens - allocator.available_size()) > 0:
+        if getattr(getattr(allocator, "free_list", None), "group_is_open", False):
+            raise RuntimeError(_OPEN_GROUP)
         params = EvictParams(num_tokens=short)
         if shards > 1:
             floor = ceil_div(num_tokens, shards * allocator.page_size)
@@ -174,7 +185,7 @@ class _Placer:
         self.cache = cache
         self.reqs = reqs
         self.batch = ExtendBatch.of(
-            [len(req.prefix_indices) for req in reqs],
+            [0 if req.prefix_indices is None else len(req.prefix_indices) for req in reqs],
             [len(req.get_fill_ids()) for req in reqs],
             cache.page_size,
         )
@@ -240,6 +251,10 @@ class _Placer:
         # A draw of any class may do without single classes: only the number of pages counts.
         aims = cache.aimed_eviction and self.classes is not None
         evicted = 0
+        if cache.allocator.free_list.group_is_open and np.count_nonzero(
+            cache.allocator.class_deficits(required)
+        ):
+            raise RuntimeError(_OPEN_GROUP)
         while np.count_nonzero(deficits := cache.allocator.class_deficits(required)):
             params = EvictParams(
                 int(deficits.sum()) * cache.page_size, tuple(deficits.tolist()) if aims else None
@@ -380,8 +395,7 @@ class _Placer:
         """Return the pages that a row starts with; nothing for a request that has its row."""
         if req.kv.req_pool_idx is not None or req.last_node is None:
             return np.empty(0, dtype=np.int64)
-        stop = len(req.prefix_indices) // self.cache.page_size
-        return self.cache.tree_core.path_pages(req.last_node)[:stop]
+        return self.cache.tree_core.path_pages(req.last_node)
 
     def _last_loc(self, i: int) -> int:
         """Return the slot before the chunk where it starts inside a page; else -1, not read."""

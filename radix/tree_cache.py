@@ -8,7 +8,7 @@ its tail from the caller and frees the caller's duplicates of what was cached al
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from radix.params import (
 from radix.rotation import rotation_policy, stamp
 from radix.tree_core import UnifiedTreeCore
 
+MAX_ROW_SLOTS = 2**31
+"""Slots that the int32 rows of a ``ReqToTokenPool`` can name."""
+
 
 class TreeCache:
     """A radix tree over one allocator's pages: match, insert, lock, evict by key.
@@ -61,7 +64,7 @@ class TreeCache:
 
     def __init__(self, params: CacheInitParams) -> None:
         allocator = params.token_to_kv_pool_allocator
-        if params.page_size != allocator.page_size:
+        if isinstance(params.page_size, float) or params.page_size != allocator.page_size:
             raise ValueError(
                 f"page_size={params.page_size} differs from the allocator's "
                 f"page_size={allocator.page_size}"
@@ -73,22 +76,28 @@ class TreeCache:
                 f"{UnifiedTreeCore.__name__}.supports_rotation_base is False"
             )
         self.disable = params.disable
-        self.page_size = params.page_size
+        self.page_size = int(params.page_size)
         self.allocator = allocator
         self.req_to_token_pool = params.req_to_token_pool
-        if self.req_to_token_pool is not None:
-            self.req_to_token_pool.bind_page_size(params.page_size)
         self.is_bigram = params.is_bigram
         self.rotation = rotation_policy(params.rotation)
         self.use_leases = params.use_leases
         self.aimed_eviction = params.aimed_eviction
         self.leases = LeaseTable()
         self.tree_core = UnifiedTreeCore(
-            params.page_size,
+            self.page_size,
             make_component(params.tree_components, allocator.layout),
             params.eviction_policy,
             self.rotation,
         )
+        if self.req_to_token_pool is not None:
+            num_slots = allocator.layout.num_pages * self.page_size
+            if num_slots > MAX_ROW_SLOTS:
+                raise ValueError(
+                    f"the pool has {num_slots} slots and request rows are int32; at most "
+                    f"{MAX_ROW_SLOTS} fit"
+                )
+            self.req_to_token_pool.bind_page_size(self.page_size)  # last: it changes the rows
 
     # Match
 
@@ -132,7 +141,8 @@ class TreeCache:
 
         The tree adopts the pages past what it has, and the caller's duplicates of what it has are
         freed before the call returns. An insert whose base the chain refuses is declined as a
-        whole: nothing is adopted, freed, split or stamped.
+        whole: nothing is adopted, freed, split or stamped. A disabled cache takes nothing: all
+        pages stay the caller's, to free.
 
         Raises:
             ValueError: not exactly one of value and pages, a value shorter than its key or not
@@ -196,8 +206,11 @@ class TreeCache:
         receipt = self.inc_lock_ref(node)
         try:
             yield receipt
-        finally:
-            self.dec_lock_ref(receipt)
+        except BaseException:
+            with suppress(ValueError):  # stale after a reset: the caller's error matters
+                self.dec_lock_ref(receipt)
+            raise
+        self.dec_lock_ref(receipt)
 
     # Evict
 

@@ -181,13 +181,17 @@ class UnifiedTreeCore:
             handle: see ``InsertParams``.
 
         Raises:
-            ValueError: fewer page ids than whole pages, or a priority that is no integer.
+            ValueError: fewer page ids than whole pages, or a priority or base that is no integer.
         """
         self._check_usable()
         try:
             priority = index(priority)
+            if rotation_base is not None:
+                rotation_base = index(rotation_base)
         except TypeError:
-            raise ValueError(f"priority={priority!r} must be an integer") from None
+            raise ValueError(
+                f"priority={priority!r} and rotation_base={rotation_base!r} must be integers"
+            ) from None
         num_pages = len(key) // self.page_size
         if len(pages) < num_pages * PAGE_BYTES:
             raise ValueError(

@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from alloc import PageIds, ceil_div
-from radix.params import InsertParams, InsertResult, MatchPrefixParams, Req
+from radix.params import InsertParams, InsertResult, MatchPrefixParams, Req, row_len
 from radix.tree_cache import TreeCache
 
 
@@ -114,7 +114,8 @@ class UnifiedRadixCache(TreeCache):
 
         Handles the row from ``kv.cache_protected_len`` to ``kv_len_to_handle``; pages past it are
         freed up to ``kv.allocated_len`` where the request has that. The row itself stays with
-        the caller (``ReqToTokenPool.free``). A second call finds nothing left to do.
+        the caller, who frees it (``ReqToTokenPool.free``) and sets ``kv.req_pool_idx`` to None. A
+        second call finds nothing left to do.
 
         Args:
             req: the request.
@@ -146,7 +147,7 @@ class UnifiedRadixCache(TreeCache):
         if is_insert and not self.disable and kv_len_to_handle > req.kv.cache_protected_len:
             key = self.key_of(req, tokens[:kv_len_to_handle])
             num_pages = len(key) // self.page_size
-            self.allocator.check_held(row_pages[max(num_pages, protected) :])
+            self.allocator.check_held(row_pages[protected:])
             result = self.insert(
                 InsertParams(
                     key,
@@ -182,8 +183,7 @@ class UnifiedRadixCache(TreeCache):
         row = req.kv.req_pool_idx
         if row is not None:
             pool = self.pool()
-            length = getattr(req.kv, "allocated_len", None) or pool.mirrored_len(row)
-            row_pages = self._row_pages(req, length or len(req.get_fill_ids()))
+            row_pages = self._row_pages(req, row_len(req, pool))
             protected = ceil_div(req.kv.cache_protected_len, self.page_size)
             self.allocator.free_pages(row_pages[protected:])
             pool.free(row)
