@@ -28,6 +28,7 @@ from radix import (
     ExtendAllocation,
     InsertParams,
     LockReceipt,
+    MatchHandle,
     MatchPrefixParams,
     MatchResult,
     PageOwners,
@@ -41,7 +42,7 @@ from tiers.agreement import Agreement, alone
 from tiers.host_tier import HostTier
 from tiers.in_flight import LoadInFlight, WriteInFlight
 from tiers.metadata import MAX_OWNERS, OwnerMetadata
-from tiers.owners import LoadablePart, loadable_parts
+from tiers.owners import LoadablePart, loadable_parts, num_loadable
 from tiers.params import (
     WRITE_BACK,
     WRITE_THROUGH,
@@ -135,7 +136,8 @@ class TieredCache:
         limit = len(tokens) - 1 if max_prefix_len is None else max_prefix_len
         key = self.device.key_of(req, tokens[: max(0, limit)])
         found = self._beyond(key, self._match_device(key, count_hit=False, lock=False))
-        if found.host_hit_length and self.load_back(found) is not None:
+        on_host = found.last_host_node != self.host.cache.tree_core.root_node_handle()
+        if on_host and self.load_back(found) is not None:
             matched = self.device.match_req(req, max_prefix_len=max_prefix_len)
         return matched
 
@@ -151,15 +153,20 @@ class TieredCache:
         if on_device == len(key) // self.page_size:
             return TieredMatch(key, device, 0, 0, root)
         fetched = self.host.fetch(key)
-        held = self.host.cache.match_prefix(MatchPrefixParams(key)).handle
-        below = max(0, held.end - on_device)
+        held = self.host.cache.match_prefix(MatchPrefixParams(key))
+        below = num_loadable(self._loadable(device.handle, held.pages))
+        from_files = on_device + below - max(on_device, held.handle.end - fetched)
         return TieredMatch(
             key,
             device,
             below * self.page_size,
-            min(below, fetched) * self.page_size,
-            held.node_id if below else root,
+            max(0, from_files) * self.page_size,
+            held.handle.node_id if held.handle.end > on_device else root,
         )
+
+    def _loadable(self, device: MatchHandle, copies: PageIds) -> list[LoadablePart]:
+        """Cut what a path's copies have past the device into parts that can be loaded."""
+        return loadable_parts(self.device, device, self.host.layout, copies[device.end :])
 
     # Load back
 
@@ -172,7 +179,8 @@ class TieredCache:
 
         Returns:
             The match as it is now. Its device part replaces that of ``match``, whose lock, if it
-            has one, moves. None when nothing can be loaded: a miss, nothing was evicted.
+            has one, moves. None when nothing was loaded: a miss. Nothing was evicted then, unless
+            the transfer was refused after room was made for it.
         """
         device = self._match_device(match.key, count_hit=False, lock=True)
         copies = self.host.lock(match.key)
@@ -193,8 +201,8 @@ class TieredCache:
     ) -> LoadInFlight | None:
         """Draw, start the copy, and insert; both matches are locked. None is a miss."""
         run = copies.pages[device.handle.end :]
-        parts = loadable_parts(self.device, device.handle, self.host.layout, run)
-        wanted, run = len(run), run[: parts[-1].stop if parts else 0]
+        parts = self._loadable(device.handle, copies.pages)
+        wanted, run = len(run), run[: num_loadable(parts)]
         pages = self._draw(self.host.layout.class_of(run)) if len(run) else None
         ticket = None if pages is None else self._copy_back(run, pages)
         if pages is None or ticket is None:
@@ -274,35 +282,43 @@ class TieredCache:
         not.
         """
         runs = self.device.detach(params)
-        kept = 0
         try:
             for run in runs:
-                kept += max(0, self._keep(run) - run.start)
+                self._keep(run)
         finally:
             freed = self.device.release_runs(runs).num_tokens_evicted
+        kept = sum(self._kept(run) for run in runs)
         dropped = freed // self.page_size - kept
         self.counters.kept += kept
         self.counters.dropped += dropped
         return TieredEvictResult(freed, kept * self.page_size, dropped * self.page_size)
 
-    def _keep(self, run: DroppedRun) -> int:
-        """Return how many leading pages of a victim's path the host has, after storing it."""
+    def _keep(self, run: DroppedRun) -> None:
+        """Use the host's copies of a victim's path; under ``write_back`` store what it lacks."""
         copies = self.host.lock(run.key)
-        stop = copies.handle.end
+        start = copies.handle.end
         try:
-            if self.write.name == WRITE_BACK and stop < len(run.pages):
-                write = self._store(run.key, run.pages, stop)
-                if write is not None:
-                    host_pages, ticket = write
-                    with ExitStack() as undo:
-                        undo.callback(self.host.give_back, host_pages)
-                        undo.callback(self._transfer.drain)
-                        ticket.fence()
-                        stop = self.host.add(run.key, host_pages, stop)
-                        undo.pop_all()
+            if self.write.name != WRITE_BACK or start == len(run.pages):
+                return
+            write = self._store(run.key, run.pages, start)
+            if write is None:
+                return
+            host_pages, ticket = write
+            with ExitStack() as undo:
+                undo.callback(self.host.give_back, host_pages)
+                undo.callback(self._transfer.drain)
+                ticket.fence()
+                self.host.add(run.key, host_pages, start)
+                undo.pop_all()
         finally:
             self.host.unlock(copies.receipt)
-        return stop
+
+    def _kept(self, run: DroppedRun) -> int:
+        """Return how many pages of a victim could be loaded back now."""
+        params = MatchPrefixParams(run.key, peek=True)
+        device = self.device.match_prefix(params).handle
+        copies = self.host.cache.match_prefix(params).pages
+        return max(0, device.end + num_loadable(self._loadable(device, copies)) - run.start)
 
     def _store(self, key: RadixKey, pages: PageIds, start: int) -> tuple[PageIds, Ticket] | None:
         """Start copying a path's pages from ``start`` on, as many as the host has room for.

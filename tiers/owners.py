@@ -36,7 +36,7 @@ def loadable_parts(
 
     Returns:
         The parts in order: one for a pool without rotation bases; none where the chain lies under
-        another base than the copies.
+        another base than the copies, or requests in flight are about to start it under another.
     """
     if not len(run):
         return []
@@ -44,12 +44,24 @@ def loadable_parts(
         return [LoadablePart(len(run), None)]
     breaks = (np.diff(layout.class_of(run)) - 1) % layout.num_classes != 0
     starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
-    chain_base = device.rotation_base_of(handle.node_id)
+    chain_base = device.rotation_base_of(handle.node_id) if handle.end else _leased(device, handle)
+    bound = handle.end > 0 or chain_base is not None
     parts: list[LoadablePart] = []
     for first, stop in zip(starts, [*starts[1:], len(run)], strict=True):
         base = layout.base_of(int(run[first]), handle.end + first)
-        if (handle.end or parts) and device.rotation.declines(chain_base, base):
+        if bound and device.rotation.declines(chain_base, base):
             break
         parts.append(LoadablePart(stop, base))
-        chain_base = base
+        chain_base, bound = base, True
     return parts
+
+
+def num_loadable(parts: list[LoadablePart]) -> int:
+    """Return the pages of all parts."""
+    return parts[-1].stop if parts else 0
+
+
+def _leased(device: UnifiedRadixCache, handle: MatchHandle) -> int | None:
+    """Return the base under which requests in flight start this chain; None without any."""
+    first = handle.key[: device.page_size]
+    return device.leases.base_of((first.namespace, first.data))

@@ -47,7 +47,8 @@ class TieredMatch:
         device: the device's match; its receipt, where locked, is the caller's to release.
         host_hit_length: tokens past the device's match that can be loaded back.
         file_hit_length: those of them that this match brought back from blobs.
-        last_host_node: the host's deepest node of the key.
+        last_host_node: the host's deepest node of the key; its root where that is not past the
+            device's match.
     """
 
     key: RadixKey
@@ -62,8 +63,9 @@ class TieredEvictResult(EvictResult):
     """What an eviction freed, and what became of it; the parts sum to ``num_tokens_evicted``.
 
     Attributes:
-        num_tokens_kept: have a copy on the host.
-        num_tokens_dropped: are gone.
+        num_tokens_kept: have a copy on the host that could be loaded back when the eviction ended.
+        num_tokens_dropped: have none. Copies under another rotation base than what is left of the
+            chain on the device count as none: they come back once that has gone too.
     """
 
     num_tokens_kept: int = 0
@@ -76,10 +78,11 @@ class TierCounters:
 
     Attributes:
         stored: copied to the host.
-        kept: evicted from the device with a copy on the host.
-        dropped: evicted from the device without.
+        kept: evicted from the device with a copy that could be loaded back.
+        dropped: evicted from the device without one.
         loaded: copied back to the device.
-        missed: wanted back and recomputed: no room, or another rotation base on the device.
+        missed: wanted back and recomputed: no room, or another rotation base on the device or in
+            the leases of requests in flight.
         refused_transfers: transfers that raised ``TransferError``, in calls.
     """
 

@@ -120,15 +120,17 @@ class NaiveTiers:
         return self.device_pages - len(self.device.cached)
 
     def evict(self, count):
-        """Drop device pages; copy what goes. Returns how many have a copy."""
-        runs = []
-        while count > 0 and (gone := self._victim()):
-            if not runs or runs[-1][1] != gone[1] or runs[-1][2] != len(gone[0]):
-                runs.append([gone[0], gone[1], len(gone[0]), 0])
+        """Drop device pages; copy what goes. Returns how many have a copy in the end."""
+        dropped, runs = [], []
+        while len(dropped) < count and (gone := self._victim()):
+            path, run = gone
+            if not runs or runs[-1][1] != run or runs[-1][2] != len(path):
+                runs.append([path, run, len(path)])
             runs[-1][2] -= 1
-            runs[-1][3] += 1
-            count -= 1
-        return sum(max(0, self._keep(path) - (len(path) - 1 - n)) for path, _, _, n in runs)
+            dropped.append(path)
+        for path, *_ in runs:
+            self._keep(path)
+        return sum(path in self.host.cached for path in dropped)
 
     def _victim(self):
         before = dict(self.device.cached)
@@ -148,10 +150,7 @@ class NaiveTiers:
             self.host.victims(fits - free)
             if not self.refuse:
                 self.host.insert(path[: held + fits + 1], [0] * (held + fits))
-                self.host.unlock(path[: held + 1])
-                return held + fits
         self.host.unlock(path[: held + 1])
-        return held
 
     def load(self, path):
         """Load back; returns the paths that stay locked until confirmed, or None."""
@@ -313,6 +312,9 @@ class TierMachine(RuleBasedStateMachine):
                 had = len(flight[0]) - 1
                 assert loaded.device.handle.end == had
                 self.model.device.lock(path[: had + 1])
+        if loaded is not None:
+            gained = loaded.device.device_prefix_len - match.device.device_prefix_len
+            assert gained == match.host_hit_length
         match = loaded or match
         assert match.device.handle.end >= had
         self.held.append((match.device.receipt, path[: had + 1]))

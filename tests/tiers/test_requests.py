@@ -137,3 +137,21 @@ def test_a_batch_pushes_out_what_it_would_without_tiers(owners):
         return placed.num_tokens_evicted, placed.pages.tolist(), held
 
     assert left_after(tiered=True) == left_after(tiered=False)
+
+
+def test_a_load_does_not_start_a_chain_under_another_base_than_a_request_in_flight():
+    cache, tokens = make(2, 6), [*range(8), 99]
+    allocator, device = cache.device.allocator, cache.device
+    serve(cache, tokens)
+    cache.evict(EvictParams(1000))
+    allocator.free_list.draw(np.array([0]))  # class 1 is the emptiest now
+    first, second = (FakeReq(tokens, fill_len=9) for _ in range(2))
+    device.match_req(first)  # a miss: the host is not asked
+    cache.alloc_for_extend([first])
+    assert first.kv_rotation_base == 1
+    assert cache.match(RadixKey(tokens), lock=False).host_hit_length == 0
+    assert cache.match_req(second) == 0
+    assert cache.counters.missed == 4
+    assert cache.alloc_for_extend([second]) is not None
+    assert not device.cache_finished_req(first).rotation_tail_declined
+    assert not device.cache_finished_req(second).rotation_tail_declined

@@ -5,70 +5,19 @@ import pytest
 
 from alloc import PageState
 from radix import CacheInitParams, EvictParams, MatchPrefixParams, UnifiedRadixCache
-from tests.tiers.tier_worlds import make_allocator, make_rank
+from tests.tiers.by_hand import A, evict, make, moves_of
+from tests.tiers.tier_worlds import make_allocator
 from tiers import (
     HostTier,
-    MemoryStore,
-    NullTransfer,
     TieredCache,
     TieredEvictResult,
-    TransferError,
     WriteInFlight,
     WritePolicy,
     host_layout,
 )
 from tiers.transfer import DONE
 
-A = [1, 2, 3, 4, 5, 6, 7, 8]
 B = [1, 2, 3, 4, 15, 16, 17, 18]
-
-
-class Hand:
-    """A ticket that is done when the test says so."""
-
-    def __init__(self):
-        self.done = False
-        self.fenced = False
-
-    def is_done(self):
-        return self.done
-
-    def fence(self):
-        self.fenced = True
-
-
-class ByHand(NullTransfer):
-    """Keeps every transfer's arguments; refuses when told to."""
-
-    def __init__(self, *_):
-        self.stores, self.loads, self.refuse = [], [], False
-
-    def _take(self, into, *pages):
-        if self.refuse:
-            raise TransferError("refused")
-        ticket = Hand()
-        into.append((*(p.tolist() for p in pages), ticket))
-        return ticket
-
-    def store(self, device_pages, host_pages):
-        return self._take(self.stores, device_pages, host_pages)
-
-    def load(self, host_pages, device_pages):
-        return self._take(self.loads, host_pages, device_pages)
-
-
-def make(**settings):
-    return make_rank(**{"ps": 2, "bytes_too": False, "transfer": ByHand, **settings})
-
-
-def moves_of(rank):
-    return rank.cache.host.transfer
-
-
-def evict(rank, num_tokens=1000):
-    result = rank.cache.evict(EvictParams(num_tokens))
-    rank.cache.check_invariants()
-    return result
 
 
 # Write-back
@@ -138,6 +87,15 @@ def test_a_full_host_gives_up_its_least_recent_copy():
     assert rank.host_len([0, 0, 1, 1]) == 0
     assert rank.host_len([10, 10, 11, 11]) == 4
     assert rank.cache.host.counters.evicted == 2
+
+
+def test_a_copy_that_the_same_eviction_pushes_out_again_does_not_count_as_kept():
+    rank = make(host_pages=1)
+    rank.serve([1, 1])
+    rank.serve([2, 2])
+    assert evict(rank) == TieredEvictResult(4, 2, 2)
+    assert rank.cache.host.cache.total_size() == 2
+    assert (rank.cache.counters.kept, rank.cache.counters.dropped) == (1, 1)
 
 
 def test_write_back_to_a_host_that_is_full_of_locked_copies_drops_and_counts():
@@ -315,6 +273,20 @@ def test_a_refused_load_is_a_miss_that_holds_nothing():
     rank.cache.check_invariants()
 
 
+def test_a_load_that_is_refused_after_room_was_made_says_so_in_the_counters():
+    rank = make(pages=4)
+    rank.serve(A)
+    evict(rank)
+    rank.serve([30 + i for i in range(8)])
+    moves_of(rank).refuse = True
+    match = rank.cache.match(rank.key(A), lock=False)
+    assert rank.cache.load_back(match) is None
+    assert rank.device.total_size() == 0
+    counters = rank.cache.counters
+    assert (counters.missed, counters.dropped, counters.refused_transfers) == (4, 4, 2)
+    rank.cache.check_invariants([])
+
+
 def test_a_stale_match_loads_what_is_there_now():
     rank = make(host_pages=4)
     rank.serve(A)
@@ -361,125 +333,6 @@ def test_a_short_lane_with_nothing_evictable_is_a_miss_and_nothing_is_evicted(la
     rank.cache.check_invariants()
     # The lane is free now: the same call loads.
     assert rank.load([1, 2, 3, 4]) == 4
-
-
-def test_copies_under_another_rotation_base_than_the_chain_are_a_miss():
-    rank = make(ranks=2, ps=1)
-    rank.serve([1, 2, 3, 4], base=0)
-    evict(rank)
-    rank.serve([1, 2], base=1)
-    assert rank.load([1, 2, 3, 4]) == 2
-    assert rank.cache.counters.missed == 2
-    evict(rank)
-    assert rank.load([1, 2, 3, 4]) == 4
-    rank.cache.check_invariants()
-
-
-def test_under_seams_every_run_of_a_path_comes_back_under_its_own_base():
-    rank = make(ranks=2, ps=1, rotation="seam")
-    rank.serve([1, 2, 3, 4], base=0)
-    rank.serve([1, 2, 9, 8], base=1)
-    evict(rank)
-    assert rank.load([1, 2, 9, 8]) == 4
-    core = rank.device.tree_core
-    end = core.node_by_id(
-        rank.device.match_prefix(MatchPrefixParams(rank.key([1, 2, 9, 8]))).last_device_node
-    )
-    assert (end.rotation_base, end.parent.rotation_base) == (1, 0)
-    rank.cache.check_invariants()
-
-
-# Faults
-
-
-class Faulty(ByHand):
-    """A transfer that breaks when told to, other than by a refusal."""
-
-    broken = None
-
-    def store(self, device_pages, host_pages):
-        if self.broken == "store":
-            raise RuntimeError("device lost")
-        ticket = super().store(device_pages, host_pages)
-        if self.broken == "fence":
-            ticket.fence = self.drain
-        return ticket
-
-    def drain(self):
-        for *_, ticket in [*self.stores, *self.loads]:
-            ticket.done = True
-        if self.broken == "fence":
-            raise RuntimeError("device lost")
-
-
-def untouched(rank):
-    """Nothing is held or locked by anyone."""
-    rank.cache.check_invariants([])
-    assert rank.device.protected_size() == rank.cache.host.cache.protected_size() == 0
-    assert rank.cache.in_flight() == []
-
-
-def test_a_match_whose_write_fails_keeps_no_lock():
-    rank = make(write="write_through", transfer=Faulty)
-    rank.serve(A)
-    moves_of(rank).broken = "store"
-    with pytest.raises(RuntimeError, match="device lost"):
-        rank.cache.match(rank.key(A))
-    untouched(rank)
-
-
-def test_an_eviction_whose_fence_fails_gives_the_host_pages_back():
-    rank = make(transfer=Faulty)
-    rank.serve(A)
-    moves_of(rank).broken = "fence"
-    with pytest.raises(RuntimeError, match="device lost"):
-        rank.cache.evict(EvictParams(1000))
-    untouched(rank)
-    assert rank.host_len(A) == 0
-
-
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_fetch_whose_agreement_fails_gives_pages_and_locks_back(fails_at):
-    calls = []
-
-    def agree(values):
-        calls.append(values)
-        if len(calls) == fails_at:
-            raise RuntimeError("peer closed")
-        return values
-
-    rank = make(blobs=MemoryStore(10), agree=agree)
-    rank.serve(A)
-    evict(rank, 4)
-    rank.cache.host._evict(np.array([4]))
-    with pytest.raises(RuntimeError, match="peer closed"):
-        rank.cache.match(rank.key(A))
-    untouched(rank)
-    assert rank.load(A) == 8
-
-
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_load_that_cannot_be_inserted_is_waited_for_before_its_pages_are_freed(fails_at):
-    rank = make(ranks=2, ps=1, rotation="seam", transfer=Faulty)
-    rank.serve([1, 2, 3, 4], base=0)
-    rank.serve([1, 2, 9, 8], base=1)
-    evict(rank)
-    insert, calls = rank.device.insert, []
-
-    def insert_some(params):
-        calls.append(params)
-        if len(calls) == fails_at:
-            raise MemoryError
-        return insert(params)
-
-    rank.device.insert = insert_some
-    with pytest.raises(MemoryError):
-        rank.cache.load_back(rank.cache.match(rank.key([1, 2, 9, 8]), lock=False))
-    assert moves_of(rank).loads[-1][-1].done
-    untouched(rank)
-    assert rank.device_len([1, 2, 9, 8]) == 2 * (fails_at - 1)
-    rank.device.insert = insert
-    assert rank.load([1, 2, 9, 8]) == 4
 
 
 # Whole
