@@ -17,7 +17,7 @@ from typing import IO, Any
 import click
 import numpy as np
 
-from replay.report import render
+from replay.table import render
 
 
 @dataclass(frozen=True)

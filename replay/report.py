@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from textwrap import fill
 from typing import TypeAlias
 
@@ -12,11 +11,11 @@ import msgspec
 from replay.result import Result, Sharding, Tiering
 from replay.schedule import Schedule
 from replay.sweep import Report
+from replay.table import render
 
 Cell: TypeAlias = Callable[[Result], str]
 
 _TEXT_WIDTH = 80
-_TABLE_WIDTH = 200
 
 _LEGEND = (
     "capacity: of one rank. 1x: every rank holds a copy of one pool; Nx: N ranks share one pool "
@@ -177,27 +176,6 @@ def _is_shared(result: Result) -> bool:
 def _table(columns: dict[str, Cell], results: Iterable[Result]) -> str:
     """Return right-aligned columns under their headings."""
     return render(list(columns), [[cell(r) for cell in columns.values()] for r in results])
-
-
-def render(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of right-aligned columns as text, no wider than its cells.
-
-    Args:
-        headings: One per column; a line break makes the head taller.
-        rows: One cell per column each.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
-    for row in rows:
-        table.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=_TABLE_WIDTH, force_terminal=False, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
 def to_json(report: Report) -> str:
