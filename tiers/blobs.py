@@ -17,7 +17,10 @@ class BlobStore(Protocol):
         """Say whether the store believes it has a blob; cheap."""
 
     def put(self, name: str, header: bytes, body: bytes) -> bool:
-        """Keep a blob; say whether it is kept. A store that is full or failing says no."""
+        """Keep a blob, in place of one of its name; say whether it is kept.
+
+        A store that is full, failing or closed says no.
+        """
 
     def header(self, name: str) -> bytes | None:
         """Return an intact header, or None."""
@@ -49,13 +52,12 @@ class MemoryStore:
         return name in self._blobs
 
     def put(self, name: str, header: bytes, body: bytes) -> bool:
-        """Keep a blob; a known name is only used anew."""
+        """Keep a blob, in place of one of its name."""
         if not self._capacity:
             return False
-        if name not in self._blobs:
-            if len(self._blobs) == self._capacity:
-                self._blobs.popitem(last=False)
-            self._blobs[name] = (header, body)
+        if name not in self._blobs and len(self._blobs) == self._capacity:
+            self._blobs.popitem(last=False)
+        self._blobs[name] = (header, body)
         self._blobs.move_to_end(name)
         return True
 

@@ -5,7 +5,7 @@
 A file appears under its name only when it is whole and on disk: it is written under a temporary
 name, synchronised, and renamed. So a process that is killed at any point leaves whole files and
 temporary ones, which the next start removes. A file that is not exactly what was written is removed
-with one warning and is a miss.
+with one warning and is a miss. One that the system can't read just now is a miss, and stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class FileCounters:
 
     Attributes:
         written: files written.
-        failed: writes that the system refused: a full disk, a missing right.
+        failed: writes, reads and uses that the system refused: a full disk, a missing right, too
+            many open files.
         too_large: blobs larger than the whole store.
         evicted: files removed to make room.
         corrupted: files removed because they were not what was written.
@@ -102,10 +103,12 @@ class FileStore:
         self.close()
 
     def close(self) -> None:
-        """Let another process have the directory; the files stay."""
+        """Let another process have the directory; the files stay, and this store knows none."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+        self._sizes.clear()
+        self._total = 0
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -125,13 +128,13 @@ class FileStore:
     # Writes
 
     def put(self, name: str, header: bytes, body: bytes) -> bool:
-        """Write a file; a name that is there is only used anew.
+        """Write a file, in place of one of its name.
 
-        A failure of the system is counted and warned of once, and leaves nothing behind.
+        A failure of the system is counted and warned of once, and leaves nothing new behind. A
+        closed store writes nothing.
         """
-        if name in self._sizes:
-            self.use(name)
-            return True
+        if self._lock_fd < 0:
+            return False
         parts = [
             _SIZES.pack(_MAGIC, len(header), len(body)) + header,
             _digest(len(header), len(body), header),
@@ -142,21 +145,25 @@ class FileStore:
         if size > self._capacity:
             self.counters.too_large += 1
             return False
+        if name in self._sizes:
+            self._sizes.move_to_end(name, last=False)  # the first to go
         self._make_room(size)
         temporary = self._directory / (name + _TEMPORARY)
         try:
             self._write(temporary, parts)
             os.replace(temporary, self._path(name))
-            self._sync_directory()
         except OSError as error:
             self._remove(temporary)
-            self._remove(self._path(name))
-            self.counters.failed += 1
-            if self.counters.failed == 1:
-                logger.warning("%s: pages can't be kept in files: %s", self._directory, error)
+            self._refused(error)
             return False
+        self._total += size - self._sizes.pop(name, 0)
         self._sizes[name] = size
-        self._total += size
+        try:
+            self._sync_directory()
+        except OSError as error:
+            self._forget(name)
+            self._refused(error)
+            return False
         self.counters.written += 1
         return True
 
@@ -205,8 +212,10 @@ class FileStore:
         self._sizes.move_to_end(name)
         try:
             os.utime(self._path(name))
-        except OSError as error:
+        except FileNotFoundError as error:
             self._corrupted(name, str(error))
+        except OSError as error:
+            self._refused(error)
 
     def _read(self, name: str, *, whole: bool) -> tuple[bytes, bytes] | None:
         if name not in self._sizes:
@@ -214,9 +223,16 @@ class FileStore:
         try:
             with open(self._path(name), "rb") as file:
                 return _parse(file, whole)
-        except (OSError, _DamagedError) as error:
+        except (FileNotFoundError, _DamagedError) as error:
             self._corrupted(name, str(error))
-            return None
+        except OSError as error:
+            self._refused(error)
+        return None
+
+    def _refused(self, error: OSError) -> None:
+        self.counters.failed += 1
+        if self.counters.failed == 1:
+            logger.warning("%s: the system refuses: %s", self._directory, error)
 
     def _corrupted(self, name: str, reason: str) -> None:
         self.counters.corrupted += 1

@@ -148,7 +148,8 @@ class GroupTier:
         """Write the whole groups that a run touches, before its host pages are reused.
 
         Groups reach above the run where it starts inside one; the tail past the last whole group
-        is not kept.
+        is not kept. A blob that was written under other owners is replaced: other ranks may have
+        only the new one.
 
         Returns:
             Blobs written. A blob that can't be written is left out; ranks may differ in that.
@@ -162,12 +163,14 @@ class GroupTier:
         # The deepest first: whoever gives up the oldest blob then shortens chains from their end.
         for i, name in reversed(names[first:]):
             pages = run.pages[i * size : (i + 1) * size]
-            known = name in self.blobs
             owners = OwnerMetadata.of(
                 self._layout.class_of(pages), self._rank, self._layout.page_size
             )
-            body = b"" if known else self._rows.read(pages)
-            written += self.blobs.put(name, _encode(name, owners), body) and not known
+            header = _encode(name, owners)
+            if self.blobs.header(name) == header:
+                self.blobs.use(name)
+            else:
+                written += self.blobs.put(name, header, self._rows.read(pages))
         return written
 
     # Find

@@ -1,5 +1,6 @@
 """Files: whole or absent, limited, there again after a restart, and never wrong bytes."""
 
+import builtins
 import errno
 import logging
 import os
@@ -107,6 +108,54 @@ def test_a_longer_file_and_a_vanished_one_are_misses(tmp_path, caplog):
         assert "c" not in store
 
 
+def test_a_blob_replaces_the_one_of_its_name(tmp_path):
+    with FileStore(tmp_path, 3 * SIZE) as store:
+        fill(store, "abc")
+        assert store.put("a", b"HD", b"BODY")
+        assert store.names() == ["b", "c", "a"]
+        assert store.put("c", b"HD", b"BODY")
+        assert store.names() == ["b", "a", "c"]
+        assert store.total_bytes == 3 * SIZE
+        assert not store.put("a", b"", bytes(4 * SIZE))
+        assert (store.header("a"), store.body("a")) == (b"HD", b"BODY")
+    with FileStore(tmp_path, 3 * SIZE) as store:
+        assert (store.header("a"), store.body("a")) == (b"HD", b"BODY")
+
+
+@pytest.mark.parametrize("call", ["open", "utime"])
+def test_what_the_system_refuses_for_a_while_is_there_afterwards(
+    tmp_path, monkeypatch, caplog, call
+):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with FileStore(tmp_path, 1000) as store:
+        fill(store, "ab")
+        with monkeypatch.context() as patch:
+            patch.setattr(*((os, "utime") if call == "utime" else (builtins, "open")), refuse)
+            store.use("a")
+            found = (store.header("a"), store.body("a"))
+        assert found == ((None, None) if call == "open" else (b"hd", b"body"))
+        assert store.names() == ["b", "a"]
+        assert len(caplog.records) == 1
+        assert (store.counters.corrupted, store.counters.failed) == (0, 2 if call == "open" else 1)
+        assert (store.header("a"), store.body("a")) == (b"hd", b"body")
+
+
+def test_a_closed_store_leaves_the_directory_to_others(tmp_path):
+    store = FileStore(tmp_path, 1000)
+    fill(store, "a")
+    store.close()
+    with FileStore(tmp_path, 1000) as other:
+        os.truncate(path_of(tmp_path, "a"), 3)
+        assert not store.put("b", b"hd", b"body")
+        assert (store.header("a"), store.body("a"), len(store)) == (None, None, 0)
+        store.use("a")
+        assert path_of(tmp_path, "a").exists()
+        assert not path_of(tmp_path, "b").exists()
+        assert other.names() == ["a"]
+
+
 def test_two_processes_cannot_share_a_folder(tmp_path):
     with (
         FileStore(tmp_path, 1000),
@@ -131,7 +180,7 @@ def test_a_full_disk_is_counted_and_leaves_nothing_behind(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, call, full)
     assert not store.put("b", b"hd", b"body")
-    assert not store.put("c", b"hd", b"body")
+    assert not store.put("a", b"HD", b"BODY")
     monkeypatch.undo()
     assert store.counters.failed == 2
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -139,6 +188,18 @@ def test_a_full_disk_is_counted_and_leaves_nothing_behind(tmp_path, monkeypatch,
     assert store.body("a") == b"body"
     fill(store, "b")
     store.close()
+
+
+def test_a_name_that_does_not_reach_the_disk_is_taken_back(tmp_path, monkeypatch):
+    with FileStore(tmp_path, 1000) as store:
+        fill(store, "ab")
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_sync_directory", lambda: os.stat(tmp_path / "nothing"))
+            assert not store.put("a", b"HD", b"BODY")
+            assert not store.put("c", b"hd", b"body")
+        assert store.names() == ["b"]
+        assert store.total_bytes == SIZE
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["b.kv", "lock"]
 
 
 def test_a_real_limit_in_the_middle_of_a_write_is_survived(tmp_path):

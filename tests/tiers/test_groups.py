@@ -1,5 +1,6 @@
 """Page groups: their names, and what ranks agree to load."""
 
+import json
 import logging
 import os
 import subprocess
@@ -230,6 +231,28 @@ def test_bytes_that_another_rank_could_not_read_are_given_back():
     )
     assert rank.load([*A, *A]) == 8
     rank.cache.check_invariants()
+
+
+def test_blobs_of_other_owners_are_replaced_so_that_ranks_agree_again():
+    blobs = [MemoryStore(100), MemoryStore(100)]
+
+    def serve_and_flush(owners):
+        for i in range(2):
+            rank = make_rank(i, 2, layout="lanes", blobs=blobs[i], bytes_too=False)
+            rank.serve(A[:4], owners=owners)
+            rank.cache.evict(EvictParams(1000))
+            flush(rank)
+
+    serve_and_flush([0, 1])
+    before = blobs[0].header(*blobs[0]._blobs)
+    blobs[1]._blobs.clear()
+    serve_and_flush([1, 0])
+    owners = []
+    for blob in blobs:
+        (name,) = blob._blobs
+        owners.append(json.loads(blob.header(name))["page_owners"])
+    assert json.loads(before)["page_owners"] == [0, 1]
+    assert owners == [[1, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("kind", ["mla", "mha"])
