@@ -41,7 +41,7 @@ from tiers import invariants
 from tiers.agreement import Agreement, alone
 from tiers.host_tier import HostTier
 from tiers.in_flight import LoadInFlight, WriteInFlight
-from tiers.metadata import MAX_OWNERS, OwnerMetadata
+from tiers.metadata import MAX_OWNERS
 from tiers.owners import LoadablePart, loadable_parts, num_loadable
 from tiers.params import (
     WRITE_BACK,
@@ -64,7 +64,6 @@ class TieredCache:
         device: the device's cache.
         host: the host's copies; page size and classes as the device's.
         write: when pages are copied to the host.
-        rank: this rank; 0 unsharded.
         agree: how ranks agree on which transfers are done.
 
     Attributes:
@@ -82,7 +81,6 @@ class TieredCache:
         host: HostTier,
         *,
         write: WritePolicy | None = None,
-        rank: int = 0,
         agree: Agreement = alone,
     ) -> None:
         layout, below = device.allocator.layout, host.layout
@@ -102,7 +100,6 @@ class TieredCache:
         self.counters = TierCounters()
         self._layout = layout
         self._transfer = host.transfer
-        self._rank = rank
         self._agree = agree
         self._in_flight: deque[WriteInFlight | LoadInFlight] = deque()
 
@@ -382,13 +379,11 @@ class TieredCache:
             return
         host_pages, ticket = write
         stop = start + len(host_pages)
-        owners = OwnerMetadata.of(self.host.layout.class_of(host_pages), self._rank, self.page_size)
         self._in_flight.append(
             WriteInFlight(
                 path[: stop * self.page_size],
                 start,
                 host_pages,
-                owners,
                 ticket,
                 originals,
                 _receipt(copies),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from alloc import PageIds
 from radix import LockReceipt, RadixKey
-from tiers.metadata import OwnerMetadata
 from tiers.transfer import Ticket
 
 
@@ -21,8 +20,7 @@ class WriteInFlight:
     Attributes:
         key: the path to the end of the range.
         start: position-page where the range starts; the host holds what is above.
-        host_pages: int64[n] drawn host pages of the range.
-        owners: of the range's pages.
+        host_pages: int64[n] drawn host pages of the range, each of its original's owner.
         ticket: of the transfer.
         device_receipt: keeps the originals until the copy has arrived.
         host_receipt: keeps the host's copies above the range.
@@ -31,7 +29,6 @@ class WriteInFlight:
     key: RadixKey
     start: int
     host_pages: PageIds
-    owners: OwnerMetadata
     ticket: Ticket
     device_receipt: LockReceipt
     host_receipt: LockReceipt

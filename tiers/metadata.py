@@ -1,7 +1,7 @@
 """What must be known of a run of pages to bring it back: who owned which page when it was written.
 
 A rank stores only its own rows, so a page that comes back under another owner would show rows that
-nobody loaded. The metadata travels with every write: with copies in flight, and in file headers.
+nobody loaded. A page on the host has the class of its original; in files the metadata says it.
 
 >>> owners = OwnerMetadata.of([0, 1, 0], rank=0, page_size=2)
 >>> owners.owned_positions.tolist()

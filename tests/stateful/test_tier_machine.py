@@ -208,7 +208,6 @@ class TierMachine(RuleBasedStateMachine):
             UnifiedRadixCache(params),
             HostTier(below, self.tags, groups),
             write=WritePolicy(self.write, 2),
-            rank=self.ranks - 1,
         )
         self.allocator = allocator
         self.held = []

@@ -185,7 +185,7 @@ def test_a_split_while_a_copy_is_in_flight_changes_nothing_of_it():
     rank.cache.match(rank.key(A), lock=False)
     (flight,) = rank.cache.in_flight()
     assert isinstance(flight, WriteInFlight)
-    assert flight.owners.split(4)[0].num_tokens == 4
+    assert (flight.start, len(flight.host_pages)) == (0, 4)
     rank.serve(B)
     assert (rank.device.protected_size(), rank.device.evictable_size()) == (8, 4)
     evict(rank)

@@ -271,7 +271,6 @@ def make_rank(
         device_cache,
         HostTier(below, moves, groups),
         write=WritePolicy(write, hits),
-        rank=rank,
         **settings,
     )
     return Rank(rank, kind, layout, cache, pool)
