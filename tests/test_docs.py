@@ -22,7 +22,7 @@ def test_every_python_block_of_the_documents_runs(block):
 
 def test_the_embed_example_is_short_enough_to_read():
     block = PYTHON_BLOCKS[0].values[0]
-    assert len([line for line in block.splitlines() if line.strip()]) <= 30
+    assert len([line for line in block.splitlines() if line.strip()]) <= 24
 
 
 def test_every_make_target_of_the_readme_exists():
