@@ -133,9 +133,11 @@ class PageLayout:
 
     def count_classes(self, pages: PageIds) -> IntArray:
         """Return pages per class by counting: int64[num_classes]. Cost: O(pages)."""
-        return np.bincount(self.class_of(pages), minlength=self.num_classes).astype(
-            np.int64, copy=False
-        )
+        return self.tally(self.class_of(pages))
+
+    def tally(self, classes: IntArray) -> IntArray:
+        """Return how often each class is named: int64[num_classes]. Cost: O(classes)."""
+        return np.bincount(classes, minlength=self.num_classes).astype(np.int64, copy=False)
 
     def is_cyclic(self, pages: PageIds) -> bool:
         """Say whether consecutive pages lie in consecutive classes. Cost: O(pages)."""

@@ -177,7 +177,7 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         Raises:
             ValueError: an owner is not in [0, cp_size).
         """
-        required = self._required(self._owners(page_compute_owners))
+        required = self.layout.tally(self._owners(page_compute_owners))
         available = self.free_list.counts()
         deficits = self.class_deficits(required)
         return required.tolist(), available.tolist(), deficits.tolist()
@@ -207,7 +207,7 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
             short: never pages of another lane. Nothing changed then.
         """
         owners = self._owners(page_compute_owners)
-        if not self.free_list.can_draw(self._required(owners)):
+        if not self.free_list.can_draw(self.layout.tally(owners)):
             return None
         out = self.io.empty(len(owners) * self.page_size)
         self.io.fill_pages(out, self._draw_owned(owners), self.page_size)
@@ -253,7 +253,7 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
                 f"page_compute_owners={len(owners)}"
             )
         self._check_last_loc(batch, last_loc)
-        if not self.free_list.can_draw(self._required(owners)):
+        if not self.free_list.can_draw(self.layout.tally(owners)):
             return None
         out = self.io.empty(batch.num_tokens)
         self.io.fill_extend(out, batch, last_loc, self._draw_owned(owners))
@@ -269,9 +269,6 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
                 f"compute owner must be in [0, {self.cp_size}), got {int(owners[wrong.argmax()])}"
             )
         return owners
-
-    def _required(self, owners: IntArray) -> IntArray:
-        return np.bincount(owners, minlength=self.cp_size).astype(np.int64, copy=False)
 
     def _draw_owned(self, owners: IntArray) -> PageIds:
         pages = self.free_list.draw(owners, merge=False)

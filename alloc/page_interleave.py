@@ -214,7 +214,7 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         if not self._can_draw_any(batch.num_new_pages):
             return None
         classes = self._classes(batch, resolved)
-        if not self.free_list.can_draw(np.bincount(classes, minlength=self.shard_size)):
+        if not self.free_list.can_draw(self.layout.tally(classes)):
             return None
         out = self.io.empty(batch.num_tokens)
         pages = self.free_list.draw(classes)
@@ -272,9 +272,7 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         """
         batch = ExtendBatch.of(prefix_lens, seq_lens, self.page_size)
         resolved = self._resolve(batch, rotation_bases, continues)
-        return np.bincount(self._classes(batch, resolved), minlength=self.shard_size).astype(
-            np.int64, copy=False
-        )
+        return self.layout.tally(self._classes(batch, resolved))
 
     # Private
 

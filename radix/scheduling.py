@@ -235,8 +235,7 @@ class _Placer:
         """Return the pages that each class gives, now or after an eviction."""
         allocator = self.cache.allocator
         if self.classes is not None:
-            required = np.bincount(self.classes, minlength=allocator.layout.num_classes)
-            return required.astype(np.int64, copy=False)
+            return allocator.layout.tally(self.classes)
         batch = self.batch
         return allocator.pages_by_class(
             batch.prefix_lens,

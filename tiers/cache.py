@@ -262,8 +262,7 @@ class TieredCache:
         pages = allocator.free_list.draw(classes)
         if pages is not None:
             return pages
-        required = np.bincount(classes, minlength=self._layout.num_classes)
-        deficits = allocator.class_deficits(required)
+        deficits = allocator.class_deficits(self._layout.tally(classes))
         if (deficits > self.device.tree_core.component.evictable_by_class()).any():
             return None
         self.evict(EvictParams(int(deficits.sum()) * self.page_size, tuple(deficits.tolist())))

@@ -110,8 +110,7 @@ class HostTier:
 
         Pages that are evicted are kept in blobs first, where there are any.
         """
-        required = np.bincount(classes, minlength=self.layout.num_classes)
-        deficits = self.allocator.class_deficits(required)
+        deficits = self.allocator.class_deficits(self.layout.tally(classes))
         if deficits.any():
             if self.room_for(classes) < len(classes):
                 return None

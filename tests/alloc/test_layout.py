@@ -93,6 +93,7 @@ def test_cyclic_counts_equal_counting(shard_size, base, start, count):
     assert ints(layout.cyclic_counts(base, start, count)) == expected
     pages = layout.page_at(np.array(classes, dtype=np.int64), 5)
     assert ints(layout.count_classes(pages)) == expected
+    assert ints(layout.tally(layout.class_of(pages))) == expected
     assert layout.is_cyclic(pages)
     for position, page in enumerate(ints(pages), start):
         assert layout.base_of(page, position) == base
