@@ -51,6 +51,7 @@ class BaseTokenToKVPoolAllocator(ABC):
         size: slots that can be handed out, in tokens.
         page_size: tokens of a physical page.
         layout: the pool's ``PageLayout``.
+        generation: times that ``clear`` was called.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class BaseTokenToKVPoolAllocator(ABC):
         self.io = slot_io(device)
         self.free_list = ClassedFreeList(layout, need_sort=need_sort)
         self._kvcache = kvcache
+        self.generation = 0
 
     # Sizes, in tokens
 
@@ -314,8 +316,12 @@ class BaseTokenToKVPoolAllocator(ABC):
         self.free_list.restore(state)
 
     def clear(self) -> None:
-        """Make all pages free again, as at construction. Cost: O(pool)."""
+        """Make all pages free again, as at construction. Cost: O(pool).
+
+        A cache over the allocator must be reset too: until then it refuses to insert and evict.
+        """
         self.free_list.reset()
+        self.generation += 1
 
     # Checks
 

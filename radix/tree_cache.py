@@ -78,6 +78,7 @@ class TreeCache:
         self.disable = params.disable
         self.page_size = int(params.page_size)
         self.allocator = allocator
+        self._generation = allocator.generation
         self.req_to_token_pool = params.req_to_token_pool
         self.is_bigram = params.is_bigram
         self.rotation = rotation_policy(params.rotation)
@@ -169,6 +170,7 @@ class TreeCache:
         new, duplicates = pages[plan.walk.num_pages : plan.num_pages], plan.duplicate_pages
         if len(duplicates):
             self.allocator.check_held(np.concatenate([new, duplicates]))
+        self._check_allocator()
         self.allocator.adopt_pages(new)
         node_id = core.commit_insert(plan)
         if len(duplicates):
@@ -222,11 +224,14 @@ class TreeCache:
 
         Raises:
             ValueError: num_tokens or a deficit is negative, or there is not one deficit a class.
+            RuntimeError: the allocator was cleared since the cache was built or reset.
         """
+        self._check_allocator()
         return self._release(drop_pages(self.tree_core, self.allocator.layout, params))
 
     def detach(self, params: EvictParams) -> list[DroppedRun]:
         """Evict from the tree alone; the caller copies the pages, then calls ``release_runs``."""
+        self._check_allocator()
         runs: list[DroppedRun] = []
         drop_pages(self.tree_core, self.allocator.layout, params, runs)
         return runs
@@ -274,12 +279,21 @@ class TreeCache:
     def reset(self) -> None:
         """Drop the whole tree and release its pages; locks and handles from before are stale.
 
-        Pages that requests hold stay theirs. Call it before clearing the allocator.
+        Pages that requests hold stay theirs. After ``allocator.clear()`` there is nothing to
+        release, and the cache works again.
         """
         pages = self.tree_core.reset()
         self.leases.clear()
-        if len(pages):
+        if len(pages) and self._generation == self.allocator.generation:
             self.allocator.release_cached(pages)
+        self._generation = self.allocator.generation
+
+    def _check_allocator(self) -> None:
+        if self._generation != self.allocator.generation:
+            raise RuntimeError(
+                "the allocator was cleared under the cache, whose pages are nobody's now; call "
+                "reset() on the cache"
+            )
 
     # Checks
 

@@ -169,3 +169,22 @@ def test_a_lock_lost_to_a_reset_does_not_hide_an_error(filled):
 
     with pytest.raises(KeyError, match="mine"):
         fail()
+
+
+def test_a_cleared_allocator_is_noticed_before_anything_changes(filled):
+    """The cache's pages are nobody's then; reset makes it usable again."""
+    filled.allocator.clear()
+    pages = filled.allocator.alloc_pages(1)
+    insert = InsertParams(RadixKey(range(50, 54)), pages=pages)
+    before = filled.cache.state_digest()
+    for call in (
+        lambda: filled.cache.evict(EvictParams(4)),
+        lambda: filled.cache.detach(EvictParams(4)),
+        lambda: filled.cache.insert(insert),
+    ):
+        with pytest.raises(RuntimeError, match="cleared"):
+            call()
+    assert before == filled.cache.state_digest()
+    filled.cache.reset()
+    filled.cache.insert(insert)
+    filled.check()
