@@ -144,36 +144,31 @@ class FullComponent(TreeComponent):
         for node in nodes:
             pages = node.page_ids()
             owned.append(pages)
-            counted = self._layout.count_classes(pages)
-            base = node.rotation_base
-            if (
-                base is not None
-                and self._layout.num_classes > 1
-                and not np.array_equal(
-                    self._layout.class_of(pages),
-                    self._layout.cyclic_classes(base, node.start, len(pages)),
-                )
-            ):
+            if not self._lies_where_its_base_says(node):
                 found.append(f"{node!r}: its pages are not cyclic from base {node.rotation_base}")
             if node.pins:
                 protected += node.num_pages
             else:
                 evictable += node.num_pages
-                by_class += counted
+                by_class += self._layout.count_classes(pages)
         for name, counter, truth in (
-            ("evictable", self._evictable, evictable),
-            ("protected", self._protected, protected),
+            ("evictable pages", self._evictable, evictable),
+            ("protected pages", self._protected, protected),
+            ("evictable pages by class", self.evictable_by_class().tolist(), by_class.tolist()),
         ):
             if counter != truth:
-                found.append(f"{name} counter is {counter} pages, the nodes hold {truth}")
-        counted = self.evictable_by_class()
-        if not np.array_equal(by_class, counted):
-            found.append(
-                f"evictable pages by class are {counted.tolist()}, the nodes hold "
-                f"{by_class.tolist()}"
-            )
+                found.append(f"the count of {name} is {counter}, the nodes hold {truth}")
         all_pages = np.sort(np.concatenate(owned))
         repeated = all_pages[1:][all_pages[1:] == all_pages[:-1]]
         if len(repeated):
             found.append(f"page {int(repeated[0])} is owned twice")
         return found
+
+    def _lies_where_its_base_says(self, node: TreeNode) -> bool:
+        base = node.rotation_base
+        if base is None or self._layout.num_classes == 1:
+            return True
+        classes = self._layout.class_of(node.page_ids())
+        return np.array_equal(
+            classes, self._layout.cyclic_classes(base, node.start, node.num_pages)
+        )

@@ -142,8 +142,8 @@ def corrupt_commit(world):
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
-        (corrupt_counter, "evictable counter is 7 pages|evictable counter"),
-        (corrupt_protected, "protected counter"),
+        (corrupt_counter, "count of evictable pages is 7|count of evictable pages"),
+        (corrupt_protected, "count of protected pages"),
         (corrupt_pins, "pins, but"),
         (corrupt_page, "owned twice"),
         (corrupt_owner, "differ from those the allocator calls cached"),

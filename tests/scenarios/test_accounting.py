@@ -57,7 +57,7 @@ def test_a_leaf_loses_what_is_wanted_and_no_more():
 @pytest.mark.parametrize(
     ("corrupt", "words"),
     [
-        (lambda w, n: setattr(w.core.component, "_evictable", 3), "evictable counter is 3"),
+        (lambda w, n: setattr(w.core.component, "_evictable", 3), "count of evictable pages is 3"),
         (lambda w, n: setattr(n, "pins", 2), "has 2 pins, but 0 receipts"),
         (lambda w, n: setattr(n, "pages", n.pages[:8] * 4), "is owned twice"),
     ],
