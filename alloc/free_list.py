@@ -50,7 +50,7 @@ _FREE, _STAGED, _PENDING, _HELD, _CACHED = (
 
 @dataclass(frozen=True, slots=True)
 class FreeListMark:
-    """A copy of the free and staged pages at one moment, from ``ClassedFreeList.backup``."""
+    """A read-only copy of the free and staged pages, from ``ClassedFreeList.backup``."""
 
     owner: object
     serial: int
@@ -93,7 +93,7 @@ class ClassedFreeList:
 
     def __init__(self, layout: PageLayout, *, need_sort: bool = False) -> None:
         self.layout = layout
-        self.need_sort = need_sort
+        self.need_sort = bool(need_sort)
         classes, depth = layout.num_classes, layout.pages_per_class
         self._offsets = np.arange(classes, dtype=np.int64) * depth
         self._sort_dtype = np.int16 if classes < 2**15 else np.int64
@@ -168,14 +168,14 @@ class ClassedFreeList:
         return self._group is not None
 
     def free_pages_of(self, page_class: int) -> PageIds:
-        """Return a copy of one class's free pages in draw order. Cost: O(its free pages)."""
+        """Return one class's free pages in draw order, a read-only copy. Cost: O(those pages)."""
         self._check_usable()
-        return self._free[page_class, : self._free_tops[page_class]][::-1].copy()
+        return _frozen_copy(self._free[page_class, : self._free_tops[page_class]][::-1])
 
     def staged_pages_of(self, page_class: int) -> PageIds:
-        """Return a copy of one class's staged pages in the order of their release."""
+        """Return one class's staged pages in the order of their release, a read-only copy."""
         self._check_usable()
-        return self._staged[page_class, : self._staged_tops[page_class]].copy()
+        return _frozen_copy(self._staged[page_class, : self._staged_tops[page_class]])
 
     def states(self) -> NDArray[np.uint8]:
         """Return a copy of the state bytes: uint8[num_pages]. Cost: O(pool)."""
@@ -309,7 +309,7 @@ class ClassedFreeList:
         return FreeListMark(
             self._mark_owner,
             self._mark_serial,
-            tuple(self._free[c, : self._free_tops[c]].copy() for c in classes),
+            tuple(_frozen_copy(self._free[c, : self._free_tops[c]]) for c in classes),
             tuple(self.staged_pages_of(c) for c in classes),
         )
 
@@ -317,11 +317,14 @@ class ClassedFreeList:
         """Go back to ``mark``; pages drawn since are free, pages freed since are held again.
 
         Raises:
+            ValueError: ``mark`` is not from ``backup``.
             RuntimeError: a free group is open; or the mark is another free list's, is used, was
                 passed over by restoring an older one, or was taken inside a free group; or pages
                 went to or came from the cache, or the list was reset, since.
         """
         self._check_usable()
+        if not isinstance(mark, FreeListMark):
+            raise ValueError(f"{mark!r} is not a backup; pass what backup_state returned")
         if self._group is not None:
             raise RuntimeError("a free group is open; end it before restoring a backup")
         if mark.owner is not self._mark_owner:
@@ -493,3 +496,9 @@ class ClassedFreeList:
         self._staged_tops[page_class] = staged - missing
         self._state[oldest] = _FREE
         self._committing = False
+
+
+def _frozen_copy(pages: PageIds) -> PageIds:
+    copy = pages.copy()
+    copy.flags.writeable = False
+    return copy

@@ -122,6 +122,29 @@ def test_a_corrupted_list_is_found_and_described(corrupt, words):
     assert any(words in sentence for sentence in free_list.violations())
 
 
+def test_a_backup_cannot_be_written(layout):
+    """What restore goes back to is read-only."""
+    free_list = make(layout, need_sort=True)
+    free_list.free(free_list.draw(np.zeros(2, dtype=np.int64)))
+    mark = free_list.backup()
+    for pages in (*mark.free, *mark.staged):
+        with pytest.raises(ValueError, match="read-only"):
+            pages[:] = 0
+
+
+@pytest.mark.parametrize("mark", [None, 0, "mark", ((), ())], ids=repr)
+def test_only_a_backup_can_be_restored(layout, mark):
+    """Anything else is a ValueError with the value."""
+    free_list = make(layout)
+    with pytest.raises(ValueError, match="is not a backup"):
+        free_list.restore(mark)
+
+
+def test_need_sort_enters_the_digest_as_a_bool(layout):
+    """1 and True are the same pool."""
+    assert make(layout, 1).state_digest() == make(layout, np.True_).state_digest()
+
+
 def test_digests_tell_pools_apart(layout):
     """Layout and need_sort enter the digest."""
     digests = {make(kind, sort).state_digest() for kind in LAYOUTS.values() for sort in (0, 1)}

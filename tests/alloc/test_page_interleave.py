@@ -139,14 +139,18 @@ def test_class_lists_start_ascending_behind_the_reserved_pages(device, shard_siz
 
 
 def test_class_lists_are_copies_in_draw_order_without_staged_pages(device):
-    """Writing to them does not reach the pool; staged pages are only counted; B20."""
+    """Arrays are read-only, tensors are copies; staged pages are only counted; B20, D6."""
     allocator = make_interleave(3, 4, 2, device=device, need_sort=True)
     slots = new_chain(allocator, 16, 0)
     allocator.free(slots[:8])
     assert [ints(pages) for pages in allocator.class_free_pages] == [[6], [7]]
     assert allocator.class_free_page_counts() == [2, 2]
     with unchanged(allocator):
-        allocator.class_free_pages[0][:] = 0
+        if device is None:
+            with pytest.raises(ValueError, match="read-only"):
+                allocator.class_free_pages[0][:] = 0
+        else:
+            allocator.class_free_pages[0][:] = 0
 
 
 def test_available_is_the_floor_and_aggregate_the_sum():
