@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from alloc.slots import slot_io
-from alloc.spaces import IntArray, Locs, PageIds, Slots, as_int64, ceil_div
+from alloc.spaces import IntArray, Locs, PageIds, Slots, as_count, as_int64, ceil_div
 
 _MAX_TABLE_SLOT = 2**31 - 1
 
@@ -42,38 +42,50 @@ class ReqToTokenPool:
         page_size: int = 1,
         debug: bool = False,
     ) -> None:
-        for name, value in (
-            ("size", size),
-            ("max_context_len", max_context_len),
-            ("page_size", page_size),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        self.size = size
-        self.max_context_len = max_context_len
+        self.size = _at_least_one(size, "size")
+        self.max_context_len = _at_least_one(max_context_len, "max_context_len")
+        self.page_size = _at_least_one(page_size, "page_size")
         self.device = device
-        self.page_size = page_size
         self.debug = debug
         self.io = slot_io(device)
-        self.req_to_token = self.io.table(size, max_context_len)
-        self._mirror = np.zeros((size, ceil_div(max_context_len, page_size)), dtype=np.int32)
-        self._mirror_len = np.zeros(size, dtype=np.int64)
+        self.req_to_token = self.io.table(self.size, self.max_context_len)
+        self._mirror = self._new_mirror(self.page_size)
+        self._mirror_len = np.zeros(self.size, dtype=np.int64)
         self._free_rows: list[int] = []
-        self._in_use = np.zeros(size, dtype=np.bool_)
+        self._in_use = np.zeros(self.size, dtype=np.bool_)
         self.clear()
 
     def bind_page_size(self, page_size: int) -> None:
         """Take over the page size of the cache or planner that reads this pool.
 
-        Mirrors of rows in use are dropped and read from the table until they are written again.
+        Raises:
+            ValueError: page_size is not an integer or less than 1.
+            RuntimeError: page_size is another one and rows are in use, whose pages would be lost.
         """
-        if page_size < 1:
-            raise ValueError(f"page_size={page_size} must be at least 1")
-        if page_size != self.page_size:
-            self.page_size = page_size
-            columns = ceil_div(self.max_context_len, page_size)
-            self._mirror = np.zeros((self.size, columns), dtype=np.int32)
-            self._mirror_len[:] = 0
+        page_size = _at_least_one(page_size, "page_size")
+        if page_size == self.page_size:
+            return
+        if self._in_use.any():
+            raise RuntimeError(
+                f"page_size={page_size} differs from the pool's {self.page_size}, and rows "
+                f"{np.flatnonzero(self._in_use).tolist()} in use hold pages of it; free them first"
+            )
+        self._mirror = self._new_mirror(page_size)
+        self.page_size = page_size
+
+    def check_slots(self, num_slots: int) -> None:
+        """Raise ValueError when a pool's slots don't all fit the table.
+
+        Args:
+            num_slots: slots of the pool, reserved ones included
+                (``layout.num_pages * layout.page_size``).
+        """
+        num_slots = as_count(num_slots, "num_slots")
+        if num_slots > _MAX_TABLE_SLOT + 1:
+            raise ValueError(
+                f"num_slots={num_slots} don't fit the request table: it is int32 and holds "
+                f"slots below {_MAX_TABLE_SLOT + 1}"
+            )
 
     def clear(self) -> None:
         """Make every row free, lowest first; mirrors hold nothing. The table is left as it is."""
@@ -87,6 +99,7 @@ class ReqToTokenPool:
 
     def alloc(self, num_rows: int) -> list[int] | None:
         """Take rows, the last freed first; None when fewer are free, nothing changed."""
+        num_rows = as_count(num_rows, "num_rows")
         if num_rows < 0:
             raise ValueError(f"num_rows={num_rows} must not be negative")
         if num_rows > len(self._free_rows):
@@ -138,7 +151,7 @@ class ReqToTokenPool:
         if pages is not None:
             self.write_pages([row], [start], [pages])
             return
-        self._check_row(row)
+        row, start = self._check_row(row), as_count(start, "start")
         locs = self.io.to_host(slots)
         self._check_range(start, start + len(locs))
         if len(locs):
@@ -164,12 +177,12 @@ class ReqToTokenPool:
             raise ValueError(
                 f"{len(rows)} rows, {len(starts)} starts and {len(pages)} lists differ"
             )
+        rows = [self._check_row(row) for row in rows]
         if len(set(rows)) < len(rows):
-            raise ValueError(f"rows {list(rows)} name a row twice; pass distinct rows")
+            raise ValueError(f"rows {rows} name a row twice; pass distinct rows")
         runs: list[tuple[int, int, PageIds]] = []
         for row, start, given in zip(rows, starts, pages, strict=True):
-            self._check_row(row)
-            ids = as_int64(given, "pages")
+            ids, start = as_int64(given, "pages"), as_count(start, "start")
             if start % self.page_size:
                 raise ValueError(
                     f"start={start} must be a multiple of page_size={self.page_size} "
@@ -207,14 +220,15 @@ class ReqToTokenPool:
         """Return the page ids of positions ``[start, stop)`` of a row: int64, host.
 
         From the mirror where it holds; else the range is copied from the table, which waits for
-        the device on CUDA.
+        the device on CUDA. Rows are not cleared between owners: a position that this owner wrote
+        neither through ``write`` nor into the table shows zero or the slot of an earlier owner.
 
         Args:
             row: a row in use.
             start: first position, a multiple of page_size.
             stop: end position; a page is included when any of its positions is.
         """
-        self._check_row(row)
+        row, start, stop = self._check_row(row), as_count(start, "start"), as_count(stop, "stop")
         if start % self.page_size or not 0 <= start <= stop <= self.max_context_len:
             raise ValueError(
                 f"[{start}, {stop}) must start on a page of {self.page_size} tokens and lie in "
@@ -238,13 +252,15 @@ class ReqToTokenPool:
         return view
 
     def mirrored_len(self, row: int) -> int:
-        """Return how many positions of a row the mirror holds."""
+        """Return how many positions of a row the mirror holds; 0 for a row that is not in use."""
+        row = as_count(row, "row")
+        if not 0 <= row < self.size:
+            raise ValueError(f"row {row} must be in [0, {self.size})")
         return int(self._mirror_len[row])
 
     def forget_mirror(self, row: int) -> None:
         """Drop a row's mirror after writing ``req_to_token`` directly."""
-        self._check_row(row)
-        self._mirror_len[row] = 0
+        self._mirror_len[self._check_row(row)] = 0
 
     def state_digest(self) -> str:
         """Return a hash of rows in use and their mirrors. Cost: O(rows in use)."""
@@ -256,9 +272,14 @@ class ReqToTokenPool:
             digest.update(b"|")
         return digest.hexdigest()
 
-    def _check_row(self, row: int) -> None:
+    def _new_mirror(self, page_size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        return np.zeros((self.size, ceil_div(self.max_context_len, page_size)), dtype=np.int32)
+
+    def _check_row(self, row: int) -> int:
+        row = as_count(row, "row")
         if not 0 <= row < self.size or not self._in_use[row]:
             raise ValueError(f"row {row} is not in use; take rows with ReqToTokenPool.alloc")
+        return row
 
     def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.max_context_len:
@@ -287,3 +308,10 @@ class ReqToTokenPool:
         return self.io.to_host(self.req_to_token[row, start : stop : self.page_size]) // (
             self.page_size
         )
+
+
+def _at_least_one(value: int, name: str) -> int:
+    value = as_count(value, name)
+    if not 1 <= value < 2**63:
+        raise ValueError(f"{name}={value} must be at least 1 and fit int64")
+    return value

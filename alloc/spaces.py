@@ -7,6 +7,7 @@ time, so the suffix of a variable says its space: ``*_pages``, ``*_locs``, ``*_r
 
 from __future__ import annotations
 
+import operator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,9 @@ Locs: TypeAlias = NDArray[np.int64]
 Slots: TypeAlias = Any
 """Token slots as the caller sees them: ``Locs`` in host mode, an int64 tensor with a device."""
 
+_INT64 = np.dtype(np.int64)
+_MAX_INT64 = 2**63 - 1
+
 
 def ceil_div(value: int, divisor: int) -> int:
     """Return ``value / divisor`` rounded up, for ``value >= 0`` and ``divisor > 0``."""
@@ -37,6 +41,52 @@ def exclusive_sum(counts: IntArray) -> IntArray:
     return ends
 
 
+def as_count(value: Any, name: str) -> int:
+    """Return a count, size, length or index as a Python int.
+
+    Args:
+        value: an int, or what stands for one (``np.int64``, an integer tensor of one element).
+        name: what the value is, for the error.
+
+    Raises:
+        ValueError: the value is not an integer; floats, strings and bools are refused.
+    """
+    if type(value) is int:
+        return value
+    try:
+        if not isinstance(value, bool):
+            return int(operator.index(value))
+    except TypeError:
+        pass
+    raise ValueError(f"{name}={value!r} must be an integer")
+
+
+def holds_integers(values: Any) -> bool:
+    """Say whether a NumPy array or a tensor holds nothing but integers; bools are none."""
+    dtype = values.dtype
+    whole = dtype.kind in "iu" if isinstance(dtype, np.dtype) else "int" in str(dtype)
+    return whole or 0 in values.shape
+
+
+def widened(values: Any, name: str) -> IntArray:
+    """Return ``values`` as an int64 array of their shape, copying only to widen.
+
+    Raises:
+        ValueError: the values are not integers (floats and bools are refused), or leave int64.
+    """
+    try:
+        array = np.asarray(values)
+    except (TypeError, RuntimeError) as error:  # a tensor that NumPy can't hold
+        raise ValueError(f"{name} can't be read as integers: {error}") from None
+    if array.dtype != _INT64:
+        if not holds_integers(array):
+            raise ValueError(f"{name} have dtype {array.dtype}; pass integers")
+        if array.dtype == np.uint64 and array.size and array.max() > _MAX_INT64:
+            raise ValueError(f"{name} hold {int(array.max())}, which leaves int64")
+        array = array.astype(_INT64)
+    return array
+
+
 def as_int64(values: Any, name: str) -> IntArray:
     """Return ``values`` as a one-dimensional int64 array, copying only to widen.
 
@@ -45,16 +95,10 @@ def as_int64(values: Any, name: str) -> IntArray:
         name: what the values are, for the error.
 
     Raises:
-        ValueError: the values are not integers (floats and bools are refused), or not 1-D.
+        ValueError: the values are not integers (floats and bools are refused), leave int64, or
+            are not 1-D.
     """
-    array = np.asarray(values)
-    if array.dtype != np.int64:
-        if array.size == 0:
-            array = array.astype(np.int64)
-        elif array.dtype.kind not in "iu":
-            raise ValueError(f"{name} have dtype {array.dtype}; pass integers")
-        else:
-            array = array.astype(np.int64)
+    array = widened(values, name)
     if array.ndim != 1:
         raise ValueError(f"{name} have shape {array.shape}; pass one dimension")
     return array

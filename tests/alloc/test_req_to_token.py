@@ -93,12 +93,17 @@ def test_freeing_no_row_does_nothing(pool):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [((0, 8), "size=0"), ((2, 0), "max_context_len=0"), ((-1, 8), "size=-1")],
+    [
+        ((0, 8), "size=0"),
+        ((2, 0), "max_context_len=0"),
+        ((-1, 8), "size=-1"),
+        ((2, 10**30), "max_context_len=10+ must"),
+    ],
 )
-def test_a_pool_without_rows_or_columns_is_refused(arguments, words):
+def test_a_pool_without_rows_or_columns_is_refused(device, arguments, words):
     """Sizes are at least 1."""
     with pytest.raises(ValueError, match=words):
-        ReqToTokenPool(*arguments, None)
+        ReqToTokenPool(*arguments, device)
     with pytest.raises(ValueError, match="page_size=0"):
         ReqToTokenPool(2, 8, None, page_size=0)
 
@@ -278,6 +283,22 @@ def test_a_row_that_ends_inside_a_page_is_cut():
         (lambda pool: pool.pages(0, 8, 4), r"\[8, 4\)"),
         (lambda pool: pool.pages(0, -4, 4), r"\[-4, 4\)"),
         (lambda pool: pool.forget_mirror(2), "row 2"),
+        (lambda pool: pool.forget_mirror(0.0), "row=0.0"),
+        (lambda pool: pool.alloc(1.0), "num_rows=1.0"),
+        (lambda pool: pool.alloc("1"), "num_rows='1'"),
+        (lambda pool: pool.pages("0", 0, 4), "row='0'"),
+        (lambda pool: pool.pages(0, 0.0, 4), "start=0.0"),
+        (lambda pool: pool.pages(0, 0, None), "stop=None"),
+        (lambda pool: pool.pages(0, 0, 10**30), "leave|lie in"),
+        (lambda pool: pool.write(0.0, 0, pages=[1]), "row=0.0"),
+        (lambda pool: pool.write(0.0, 0, [4]), "row=0.0"),
+        (lambda pool: pool.write(0, 0.0, [4]), "start=0.0"),
+        (lambda pool: pool.write(0, 4.0, pages=[1]), "start=4.0"),
+        (lambda pool: pool.write(0, 10**30, [4]), "leave the row of 32"),
+        (lambda pool: pool.write_pages([[0]], [0], [[1]]), r"row=\[0\]"),
+        (lambda pool: pool.mirrored_len(4), r"row 4 must be in \[0, 4\)"),
+        (lambda pool: pool.mirrored_len(-1), r"row -1 must be in \[0, 4\)"),
+        (lambda pool: pool.mirrored_len(0.0), "row=0.0"),
     ],
 )
 def test_misuse_raises_and_changes_nothing(pool, call, words):
@@ -298,17 +319,43 @@ def test_the_highest_slot_of_an_int32_table_fits():
     assert ints(pool.pages(0, 0, 4)) == [2**29 - 1]
 
 
-def test_a_new_page_size_drops_the_mirrors(pool):
-    """The cache binds its page size; rows in use are read from the table until written again."""
+def test_the_cache_binds_its_page_size(pool):
+    """A pool whose rows are free takes any page size."""
     pool.alloc(1)
     pool.write(0, 0, pages=np.array([4, 5]))
-    pool.bind_page_size(4)
-    assert pool.mirrored_len(0) == 8
+    pool.free(0)
     pool.bind_page_size(8)
-    assert (pool.mirrored_len(0), ints(pool.pages(0, 0, 8))) == (0, [2])
-    pool.write(0, 8, pages=np.array([7]))
+    pool.alloc(1)
+    pool.write(0, 0, pages=np.array([2, 7]))
+    assert (pool.page_size, pool.mirrored_len(0)) == (8, 16)
     assert ints(pool.pages(0, 0, 16)) == [2, 7]
-    refuse(pool, lambda: pool.bind_page_size(0), "page_size=0")
+
+
+def test_rows_in_use_keep_their_page_size(pool):
+    """Pages that a request holds in its row are not lost to another page size."""
+    pool.alloc(1)
+    pool.write(0, 0, pages=np.array([5, 2]))
+    pool.bind_page_size(4)
+    before = seen(pool)
+    with pytest.raises(RuntimeError, match=r"page_size=8 differs .* 4, and rows \[0\] in use"):
+        pool.bind_page_size(8)
+    assert (seen(pool), pool.page_size) == (before, 4)
+    assert (pool.mirrored_len(0), ints(pool.pages(0, 0, 8))) == (8, [5, 2])
+
+
+@pytest.mark.parametrize("page_size", [0, -4, 1.5, 8.0, "8", None, True])
+def test_a_page_size_that_does_not_bind_changes_nothing(pool, page_size):
+    """ValueError before anything is assigned."""
+    refuse(pool, lambda: pool.bind_page_size(page_size), "page_size=")
+    assert pool.page_size == 4
+
+
+def test_a_pool_of_more_slots_than_the_table_holds_is_refused(pool):
+    """The table is int32: slots run to 2**31 - 1; O1."""
+    pool.check_slots(2**31)
+    pool.check_slots(np.int64(8))
+    refuse(pool, lambda: pool.check_slots(2**31 + 1), "num_slots=2147483649 .* int32")
+    refuse(pool, lambda: pool.check_slots(8.0), "num_slots=8.0")
 
 
 def test_equal_calls_give_equal_digests(device):
