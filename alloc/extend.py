@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alloc.spaces import IntArray, Locs, PageIds, as_int64, exclusive_sum
+from alloc.spaces import IntArray, Locs, PageIds, as_int64, exclusive_sum, holds_integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,16 @@ class ExtendBatch:
             )
 
     def check_one_last_loc_each(self, last_loc: Any) -> None:
-        """Raise ValueError unless ``last_loc`` is one-dimensional with one entry per request."""
-        shape = tuple(np.shape(last_loc))
+        """Raise ValueError unless ``last_loc`` is one integer per request; nothing is copied."""
+        given = last_loc if hasattr(last_loc, "dtype") else np.asarray(last_loc)
+        shape = tuple(given.shape)
         if shape != self.seq_lens.shape:
             raise ValueError(
                 f"last_loc has shape {shape} for {len(self.seq_lens)} requests; "
                 f"pass one slot per request, -1 without a prefix"
             )
+        if not holds_integers(given):
+            raise ValueError(f"last_loc has dtype {given.dtype}; pass integers")
 
     def check_last_locs(self, last_locs: Locs) -> None:
         """Raise ValueError unless each last slot ends its prefix inside a page.

@@ -13,7 +13,7 @@ import torch
 
 from alloc.extend import ExtendBatch
 from alloc.kernels import decode_slots, extend_slots, write_rows
-from alloc.spaces import IntArray, Locs, PageIds, Slots, as_int64, exclusive_sum
+from alloc.spaces import IntArray, Locs, PageIds, Slots, as_int64, exclusive_sum, holds_integers
 
 
 class TensorSlots:
@@ -32,9 +32,9 @@ class TensorSlots:
         the page ids should use the host calls (``alloc_pages``, ``free_pages``) instead.
         """
         if isinstance(slots, torch.Tensor):
-            if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
+            if not holds_integers(slots):
                 raise ValueError(f"slots have dtype {slots.dtype}; pass integers")
-            return as_int64(slots.detach().cpu().numpy(), "slots")
+            return as_int64(slots.to(torch.int64).detach().cpu().numpy(), "slots")
         return as_int64(slots, "slots")
 
     def from_host(self, locs: Locs) -> Slots:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alloc import ExtendBatch
-from tests.alloc.alloc_builders import decode, extend, ints, make_paged, pages_of
+from tests.alloc.alloc_builders import decode, extend, ints, make_paged, pages_of, unchanged
 from tests.models.naive_allocator import naive_extend
 
 torch = pytest.importorskip("torch")
@@ -138,6 +138,34 @@ def test_int32_last_slots_and_host_last_slots_are_accepted_on_a_device():
         extend(pool, [(0, 6, -1)])
         outs.append(ints(pool.alloc_extend([6], [6], [9], [9], last, 3)))
     assert outs == [[10, 11, 12]] * 3
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [9.0],
+        [float("nan")],
+        [True],
+        [None],
+        np.array([9.0]),
+        torch.tensor([9.0]),
+        torch.tensor([9.0], dtype=torch.bfloat16),
+        torch.tensor([True]),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("debug", [False, True])
+def test_last_slots_that_are_not_integers_are_refused(last, device, debug):
+    """In host mode and on a device alike, before a page is drawn."""
+    pool = make_paged(device=device, debug=debug)
+    extend(pool, [(0, 6, -1)])
+    for call in (
+        lambda: pool.alloc_extend([6], [6], [9], [9], last, 3),
+        lambda: pool.alloc_decode([7], [7], last),
+    ):
+        with unchanged(pool), pytest.raises(ValueError, match="last_loc has dtype"):
+            call()
 
 
 def test_the_result_shares_no_memory_with_the_pool():
