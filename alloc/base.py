@@ -20,7 +20,7 @@ from alloc.extend import ExtendBatch
 from alloc.free_list import ClassedFreeList, FreeListMark, PageState
 from alloc.layout import PageLayout
 from alloc.slots import slot_io
-from alloc.spaces import IntArray, Locs, PageIds, Slots
+from alloc.spaces import IntArray, Locs, PageIds, Slots, as_count, as_int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class BaseTokenToKVPoolAllocator(ABC):
         self.page_size = layout.page_size
         self.dtype = dtype
         self.device = device
-        self.need_sort = need_sort
+        self.need_sort = bool(need_sort)
         self.debug = debug
         self.io = slot_io(device)
         self.free_list = ClassedFreeList(layout, need_sort=need_sort)
@@ -159,7 +159,7 @@ class BaseTokenToKVPoolAllocator(ABC):
 
     def class_deficits(self, pages_by_class: Any) -> IntArray:
         """Return how many pages each class lacks for ``pages_by_class``: int64[C], >= 0."""
-        required = np.asarray(pages_by_class, dtype=np.int64)
+        required = as_int64(pages_by_class, "pages_by_class")
         deficits: IntArray = np.maximum(required - self.free_list.counts(), 0)
         return deficits
 
@@ -203,7 +203,7 @@ class BaseTokenToKVPoolAllocator(ABC):
             int64[need_size] on ``device``, or None when it can't be served; nothing changed.
 
         Raises:
-            ValueError: need_size is negative or not whole pages.
+            ValueError: need_size is not an integer, negative or not whole pages.
         """
         return self._expand_draw(self._whole_pages(need_size), self.alloc_pages)
 
@@ -309,6 +309,7 @@ class BaseTokenToKVPoolAllocator(ABC):
         """Undo everything since ``backup_state``; backups nest, last in first out.
 
         Raises:
+            ValueError: ``state`` is not from ``backup_state``.
             RuntimeError: a free group is open, the backup is another allocator's, was used,
                 passed over or taken inside a free group, or since then ``clear`` was called or
                 pages went to or came from the cache.
@@ -355,6 +356,7 @@ class BaseTokenToKVPoolAllocator(ABC):
     # For subclasses
 
     def _whole_pages(self, need_size: int) -> int:
+        need_size = as_count(need_size, "need_size")
         if need_size < 0 or need_size % self.page_size:
             raise ValueError(
                 f"need_size={need_size} must be a non-negative multiple of "
@@ -368,6 +370,7 @@ class BaseTokenToKVPoolAllocator(ABC):
 
     def _page_heads(self, locs: Locs, start_pos: int) -> PageIds:
         """Return the page of every position that starts a page, and of the first position."""
+        start_pos = as_count(start_pos, "start_pos")
         if start_pos < 0:
             raise ValueError(f"start_pos={start_pos} must not be negative")
         if not len(locs):

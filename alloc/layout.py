@@ -21,12 +21,12 @@ the trash page of every rank. Three pools differ only in these two numbers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
 
-from alloc.spaces import IntArray, PageIds
+from alloc.spaces import IntArray, PageIds, as_count
 
 IntLike = TypeVar("IntLike", int, IntArray)
 
@@ -48,7 +48,9 @@ class PageLayout:
     pages_per_class: int
 
     def __post_init__(self) -> None:
-        """Reject a layout without a page, a class or a reserved page."""
+        """Make every field an int; reject a layout without a page, a class or a reserved page."""
+        for field in fields(self):
+            object.__setattr__(self, field.name, as_count(getattr(self, field.name), field.name))
         if self.page_size < 1:
             raise ValueError(f"page_size={self.page_size} must be at least 1")
         if self.num_classes < 1:
@@ -59,6 +61,10 @@ class PageLayout:
             )
         if self.pages_per_class < 1:
             raise ValueError(f"pages_per_class={self.pages_per_class} must be at least 1")
+        if self.num_pages * self.page_size > 2**63:
+            raise ValueError(
+                f"{self.num_pages} pages of {self.page_size} tokens have slots that leave int64"
+            )
 
     @classmethod
     def single(cls, page_size: int, num_pages: int) -> PageLayout:

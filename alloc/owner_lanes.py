@@ -14,7 +14,7 @@ import numpy as np
 from alloc.extend import ExtendBatch
 from alloc.layout import PageLayout
 from alloc.paged import PagedTokenToKVPoolAllocator
-from alloc.spaces import IntArray, PageIds, Slots, as_int64, ceil_div, exclusive_sum
+from alloc.spaces import IntArray, PageIds, Slots, as_count, as_int64, ceil_div, exclusive_sum
 
 
 def build_in_seq_page_compute_owners(
@@ -38,17 +38,20 @@ def build_in_seq_page_compute_owners(
         int64[ceil(seq_len / page_size) - ceil(prefix_len / page_size)], each in [0, cp_size).
 
     Raises:
-        ValueError: a size is less than 1, or not ``0 <= prefix_len <= seq_len``.
+        ValueError: a size is not an integer or less than 1, or not
+            ``0 <= prefix_len <= seq_len < 2**63``.
 
     >>> build_in_seq_page_compute_owners(0, 8 * 16, page_size=16, cp_size=2).tolist()
     [0, 0, 1, 1, 1, 1, 0, 0]
     >>> build_in_seq_page_compute_owners(20, 100, page_size=16, cp_size=2).tolist()
     [0, 0, 1, 1, 0]
     """
+    prefix_len, seq_len = as_count(prefix_len, "prefix_len"), as_count(seq_len, "seq_len")
+    page_size, cp_size = as_count(page_size, "page_size"), as_count(cp_size, "cp_size")
     if page_size < 1 or cp_size < 1:
         raise ValueError(f"page_size={page_size} and cp_size={cp_size} must be at least 1")
-    if not 0 <= prefix_len <= seq_len:
-        raise ValueError(f"0 <= prefix_len={prefix_len} <= seq_len={seq_len} must hold")
+    if not 0 <= prefix_len <= seq_len < 2**63:
+        raise ValueError(f"0 <= prefix_len={prefix_len} <= seq_len={seq_len} < 2**63 must hold")
     num_pages = ceil_div(seq_len, page_size) - ceil_div(prefix_len, page_size)
     segments = np.arange(2 * cp_size, dtype=np.int64)
     shortest, longer = divmod(num_pages, 2 * cp_size)
@@ -85,35 +88,13 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         *,
         debug: bool = False,
     ) -> None:
-        if page_size < 1:
-            raise ValueError(f"page_size={page_size} must be at least 1")
-        for name, size in (("logical_size", logical_size), ("physical_size", physical_size)):
-            if size % page_size:
-                raise ValueError(
-                    f"{name} must be page aligned, got {size} for pages of {page_size}"
-                )
-        if logical_size != physical_size * cp_size:
-            raise ValueError(
-                f"logical_size must equal physical_size * cp_size, got "
-                f"logical_size={logical_size} physical_size={physical_size} cp_size={cp_size}"
-            )
-        if not 0 <= cp_rank < cp_size:
-            raise ValueError(f"cp_rank must be in [0, {cp_size}), got {cp_rank}")
-        if physical_size < page_size:
-            raise ValueError(f"physical_size={physical_size} must be at least one page")
+        layout = _layout_of(logical_size, physical_size, page_size, cp_size, cp_rank)
         super().__init__(
-            logical_size,
-            page_size,
-            dtype,
-            device,
-            kvcache,
-            need_sort,
-            debug=debug,
-            layout=PageLayout.owner_lanes(page_size, cp_size, physical_size // page_size),
+            logical_size, page_size, dtype, device, kvcache, need_sort, debug=debug, layout=layout
         )
-        self.physical_size = physical_size
-        self.cp_size = cp_size
-        self.cp_rank = cp_rank
+        self.physical_size = layout.pages_per_class * layout.page_size
+        self.cp_size = layout.num_classes
+        self.cp_rank = as_count(cp_rank, "cp_rank")
 
     # Stock draws: any lane
 
@@ -123,6 +104,7 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         Staged pages count only when the free ones are too few. A fresh pool gives 1, 2, 3, ...
         Cost: O(num_pages log num_pages).
         """
+        num_pages = as_count(num_pages, "num_pages")
         if num_pages < 0:
             raise ValueError(f"num_pages={num_pages} must not be negative")
         counts = self._counts_for(num_pages)
@@ -276,6 +258,31 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         if self.debug:
             assert np.array_equal(self.layout.class_of(pages), owners), "a page on another lane"
         return pages
+
+
+def _layout_of(
+    logical_size: int, physical_size: int, page_size: int, cp_size: int, cp_rank: int
+) -> PageLayout:
+    """Return the layout of a pool after validating its sizes and rank against each other."""
+    logical_size = as_count(logical_size, "logical_size")
+    physical_size = as_count(physical_size, "physical_size")
+    page_size, cp_size = as_count(page_size, "page_size"), as_count(cp_size, "cp_size")
+    cp_rank = as_count(cp_rank, "cp_rank")
+    if page_size < 1:
+        raise ValueError(f"page_size={page_size} must be at least 1")
+    for name, size in (("logical_size", logical_size), ("physical_size", physical_size)):
+        if size % page_size:
+            raise ValueError(f"{name} must be page aligned, got {size} for pages of {page_size}")
+    if logical_size != physical_size * cp_size:
+        raise ValueError(
+            f"logical_size must equal physical_size * cp_size, got "
+            f"logical_size={logical_size} physical_size={physical_size} cp_size={cp_size}"
+        )
+    if not 0 <= cp_rank < cp_size:
+        raise ValueError(f"cp_rank must be in [0, {cp_size}), got {cp_rank}")
+    if physical_size < page_size:
+        raise ValueError(f"physical_size={physical_size} must be at least one page")
+    return PageLayout.owner_lanes(page_size, cp_size, physical_size // page_size)
 
 
 def _taken_from(counts: IntArray, num_pages: int) -> IntArray:

@@ -15,7 +15,7 @@ from alloc.base import BaseTokenToKVPoolAllocator, ExtendPages
 from alloc.extend import ExtendBatch
 from alloc.layout import PageLayout
 from alloc.placement import PageShardSpec
-from alloc.spaces import IntArray, PageIds, Slots
+from alloc.spaces import IntArray, PageIds, Slots, as_count
 
 
 class ClassFills:
@@ -69,18 +69,10 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
         *,
         debug: bool = False,
     ) -> None:
-        if shard_size <= 1:
-            raise ValueError(
-                f"shard_size={shard_size} must be more than 1; "
-                f"use PagedTokenToKVPoolAllocator for one rank"
-            )
-        if physical_page_size < 1:
-            raise ValueError(f"physical_page_size={physical_page_size} must be at least 1")
-        if size < physical_page_size:
-            raise ValueError(f"size={size} must be at least one page of {physical_page_size}")
+        layout = _layout_of(size, physical_page_size, shard_size)
         if shard_spec is not None and (shard_spec.shard_size, shard_spec.page_size) != (
-            shard_size,
-            physical_page_size,
+            layout.num_classes,
+            layout.page_size,
         ):
             raise ValueError(
                 f"shard_spec has shard_size={shard_spec.shard_size} and "
@@ -88,22 +80,23 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
                 f"{physical_page_size}"
             )
         super().__init__(
-            PageLayout.interleave(physical_page_size, shard_size, size // physical_page_size),
+            layout,
             dtype=dtype,
             device=device,
             kvcache=kvcache,
             need_sort=need_sort,
             debug=debug,
         )
-        self.shard_size = shard_size
+        self.shard_size = layout.num_classes
         self.shard_spec = shard_spec
 
     # Sizes
 
     @property
-    def class_free_pages(self) -> list[Slots]:
-        """Each class's free pages in draw order, staged ones left out; copies."""
-        return [self.io.from_host(self.free_list.free_pages_of(c)) for c in range(self.shard_size)]
+    def class_free_pages(self) -> tuple[Slots, ...]:
+        """Each class's free pages in draw order, staged ones left out; copies, arrays read-only."""
+        lists = map(self.free_list.free_pages_of, range(self.shard_size))
+        return tuple(self.io.from_host(pages) for pages in lists)
 
     def class_free_page_counts(self) -> list[int]:
         """Return free + staged pages per class."""
@@ -147,8 +140,10 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
 
     def alloc_cyclic_pages(self, start_class: int, num_pages: int) -> PageIds | None:
         """Take ``num_pages`` pages of classes ``start_class, start_class + 1, ...`` (mod N)."""
+        start_class = as_count(start_class, "start_class")
         if not 0 <= start_class < self.shard_size:
             raise ValueError(f"start_class={start_class} must be in [0, {self.shard_size})")
+        num_pages = as_count(num_pages, "num_pages")
         if num_pages < 0:
             raise ValueError(f"num_pages={num_pages} must not be negative")
         if not self._can_draw_any(num_pages):
@@ -359,6 +354,23 @@ class PageInterleavePoolAllocator(BaseTokenToKVPoolAllocator):
                 f"on rank {int(expected[i])}, but last_loc={int(last_locs[i])} lies on rank "
                 f"{int(owners[i])}"
             )
+
+
+def _layout_of(size: int, physical_page_size: int, shard_size: int) -> PageLayout:
+    """Return the layout of a pool after validating its sizes."""
+    size = as_count(size, "size")
+    page_size = as_count(physical_page_size, "physical_page_size")
+    shard_size = as_count(shard_size, "shard_size")
+    if shard_size <= 1:
+        raise ValueError(
+            f"shard_size={shard_size} must be more than 1; "
+            f"use PagedTokenToKVPoolAllocator for one rank"
+        )
+    if page_size < 1:
+        raise ValueError(f"physical_page_size={page_size} must be at least 1")
+    if size < page_size:
+        raise ValueError(f"size={size} must be at least one page of {page_size}")
+    return PageLayout.interleave(page_size, shard_size, size // page_size)
 
 
 def page_interleave_shard_size(allocator: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from alloc.base import BaseTokenToKVPoolAllocator
 from alloc.extend import ExtendBatch
 from alloc.layout import PageLayout
-from alloc.spaces import PageIds, Slots, as_int64
+from alloc.spaces import PageIds, Slots, as_count, as_int64
 
 
 class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
@@ -33,6 +33,7 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         debug: bool = False,
         layout: PageLayout | None = None,
     ) -> None:
+        size, page_size = as_count(size, "size"), as_count(page_size, "page_size")
         if page_size < 1:
             raise ValueError(f"page_size={page_size} must be at least 1")
         if size < page_size:
@@ -49,6 +50,7 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
 
     def alloc_pages(self, num_pages: int) -> PageIds | None:
         """Take ``num_pages`` pages in draw order; None when short, nothing changed."""
+        num_pages = as_count(num_pages, "num_pages")
         if num_pages < 0:
             raise ValueError(f"num_pages={num_pages} must not be negative")
         return self.free_list.draw_run(0, num_pages)

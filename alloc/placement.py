@@ -4,6 +4,7 @@ Every N consecutive logical pages form a group; rank r owns the r-th page of eac
 arithmetic is elementwise on int64 and stateless: the rank is always an argument. The formulas
 accept NumPy arrays and torch tensors alike.
 
+>>> import numpy as np
 >>> spec = PageShardSpec(shard_rank=1, shard_size=4, page_size=16,
 ...                      max_prefix_tokens=4096, chunk_tokens=512)
 >>> placement = PageInterleavePlacement(spec)
@@ -16,12 +17,11 @@ accept NumPy arrays and torch tensors alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from alloc.layout import PageLayout
+from alloc.spaces import as_count, holds_integers, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class PageShardSpec:
         chunk_tokens: scratch tokens for the chunk being computed, a multiple of page_size.
 
     Raises:
-        ValueError: a field is out of its range; the message names it and the rule.
+        ValueError: a field is not an integer or out of its range; the message names it and the
+            rule.
     """
 
     shard_rank: int
@@ -46,7 +47,9 @@ class PageShardSpec:
     chunk_tokens: int
 
     def __post_init__(self) -> None:
-        """Validate the fields against each other."""
+        """Make every field an int and validate them against each other."""
+        for field in fields(self):
+            object.__setattr__(self, field.name, as_count(getattr(self, field.name), field.name))
         if self.shard_size < 1:
             raise ValueError(f"shard_size={self.shard_size} must be at least 1")
         if not 0 <= self.shard_rank < self.shard_size:
@@ -83,7 +86,8 @@ class PageInterleavePlacement:
     """Owner and local row of logical slots under a ``PageShardSpec``.
 
     Every method takes int32 or int64 slots (NumPy or torch) and computes in int64, so slots
-    beyond 2**31 are exact. Reserved slots are accepted: they lie in local page 0.
+    beyond 2**31 are exact; floats and bools are a ValueError. Reserved slots are accepted: they lie
+    in local page 0.
     """
 
     __slots__ = ("spec",)
@@ -118,6 +122,7 @@ class PageInterleavePlacement:
         return (wide // ps) * group + _widen(owners) * ps + wide % ps
 
     def _check_rank(self, rank: int) -> int:
+        rank = as_count(rank, "rank")
         if not 0 <= rank < self.spec.shard_size:
             raise ValueError(f"rank={rank} must be in [0, {self.spec.shard_size})")
         return rank
@@ -125,6 +130,8 @@ class PageInterleavePlacement:
 
 def _widen(values: Any) -> Any:
     """Return int64 of whatever array it is; a torch tensor is known by its ``long`` method."""
-    if hasattr(values, "long"):
-        return values.long()
-    return np.asarray(values, dtype=np.int64)
+    if not hasattr(values, "long"):
+        return widened(values, "slots")
+    if not holds_integers(values):
+        raise ValueError(f"slots have dtype {values.dtype}; pass integers")
+    return values.long()

@@ -6,7 +6,7 @@ from typing import Any
 
 from alloc.base import BaseTokenToKVPoolAllocator
 from alloc.layout import PageLayout
-from alloc.spaces import PageIds
+from alloc.spaces import PageIds, as_count
 
 
 class TokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
@@ -27,6 +27,7 @@ class TokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         *,
         debug: bool = False,
     ) -> None:
+        size = as_count(size, "size")
         if size < 1:
             raise ValueError(f"size={size} must be at least 1 token")
         super().__init__(
@@ -40,6 +41,7 @@ class TokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
 
     def alloc_pages(self, num_pages: int) -> PageIds | None:
         """Take ``num_pages`` slots (a page is one token); None when short."""
+        num_pages = as_count(num_pages, "num_pages")
         if num_pages < 0:
             raise ValueError(f"num_pages={num_pages} must not be negative")
         return self.free_list.draw_run(0, num_pages)

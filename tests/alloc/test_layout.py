@@ -43,6 +43,13 @@ def test_owner_and_local_page_follow_the_rule_of_the_pool(kind, layout):
     assert ints(layout.local_page(every)) == [LOCAL[kind](page) for page in ints(every)]
 
 
+@pytest.mark.parametrize("pages", [2**61, 10**30])
+def test_a_pool_whose_slots_leave_int64_is_refused(pages):
+    """Slots are int64: the highest page's must be."""
+    with pytest.raises(ValueError, match="leave int64"):
+        PageLayout.single(4, pages)
+
+
 def test_reserved_pages_lie_in_the_trash_page(layout):
     """Ids below first_page map to local page 0, and no usable page does; C16."""
     local = layout.local_page(np.arange(layout.num_pages))

@@ -156,6 +156,31 @@ def test_a_rank_out_of_range_is_an_error(rank):
             getattr(make_placement(), method)(np.arange(4), rank)
 
 
+@pytest.mark.parametrize("rank", [0.5, 1.0, "1", None, True])
+def test_a_rank_is_an_integer(rank):
+    """No float is cut to a rank."""
+    with pytest.raises(ValueError, match=r"rank=.* must be an integer"):
+        make_placement().local_mask(np.arange(4), rank)
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "torch"])
+@pytest.mark.parametrize("values", [[1.5], [1.0, float("nan")], [True, False]], ids=repr)
+def test_slots_that_are_not_integers_are_refused(kind, values):
+    """owner_of([1.5]) is an error and not the owner of slot 1."""
+    locs = values if kind == "list" else np.array(values)
+    if kind == "torch":
+        locs = pytest.importorskip("torch").tensor(values)
+    placement = make_placement()
+    for call in (
+        placement.owner_of,
+        placement.local_index,
+        lambda rows: placement.loc_of(np.arange(len(rows)), rows),
+        lambda owners: placement.loc_of(owners, np.arange(len(owners))),
+    ):
+        with pytest.raises(ValueError, match="pass integers"):
+            call(locs)
+
+
 def test_any_length_of_slots_is_accepted(arange):
     """Empty slots and the reserved range map too; C10."""
     placement = make_placement(4, 16)
