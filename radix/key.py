@@ -13,7 +13,6 @@ and because they are immutable: later changes to the caller's list or array neve
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +20,10 @@ from numpy.typing import NDArray
 
 TOKEN_BYTES = 8
 
-Namespace: TypeAlias = tuple[Hashable, Hashable, bool]
+Separator: TypeAlias = "str | bytes | int | tuple[Separator, ...] | None"
+"""What separates namespaces: values whose ``repr`` is the same in every process."""
+
+Namespace: TypeAlias = tuple[Separator, Separator, bool]
 """``(extra_key, cache_salt, is_bigram)``: a match never crosses it."""
 
 PLAIN: Namespace = (None, None, False)
@@ -35,14 +37,17 @@ class RadixKey:
         token_ids: any integer sequence or buffer: list, tuple, range, ``array``, NumPy array,
             memoryview; ``bytes`` are taken as native int64 tokens without a copy. Ids are
             int64; a bool in a list counts as the integer it is.
-        extra_key: hashable that separates namespaces (LoRA adapter, tenant). None and "" differ.
-        cache_salt: a second, independent separator.
+        extra_key: separates namespaces (LoRA adapter, tenant): None, a str, bytes, int, or a tuple
+            of these. None and "" differ. No subclasses, no bools, no floats: replicas must agree on
+            its ``repr``, and 1, True and 1.0 would meet.
+        cache_salt: a second, independent separator; the same types.
         is_bigram: units are pairs of neighbours, so n + 1 tokens give n units.
 
     ``len`` and slices count units (tokens, or bigrams).
 
     Raises:
-        ValueError: the ids are not integers or leave int64, or the bytes are not whole tokens.
+        ValueError: the ids are not integers or leave int64, the bytes are not whole tokens, or
+            a separator has another type.
     """
 
     __slots__ = ("data", "namespace", "unit_bytes")
@@ -54,8 +59,8 @@ class RadixKey:
     def __init__(
         self,
         token_ids: Any,
-        extra_key: Hashable = None,
-        cache_salt: Hashable = None,
+        extra_key: Separator = None,
+        cache_salt: Separator = None,
         is_bigram: bool = False,
     ) -> None:
         data = _token_bytes(token_ids)
@@ -68,8 +73,9 @@ class RadixKey:
         if extra_key is None and cache_salt is None and not is_bigram:
             self.namespace = PLAIN
         else:
+            _check_separator(extra_key, "extra_key")
+            _check_separator(cache_salt, "cache_salt")
             self.namespace = (extra_key, cache_salt, bool(is_bigram))
-            hash(self.namespace)
 
     @classmethod
     def of_units(cls, data: bytes, namespace: Namespace) -> RadixKey:
@@ -81,12 +87,12 @@ class RadixKey:
         return key
 
     @property
-    def extra_key(self) -> Hashable:
+    def extra_key(self) -> Separator:
         """The first namespace separator."""
         return self.namespace[0]
 
     @property
-    def cache_salt(self) -> Hashable:
+    def cache_salt(self) -> Separator:
         """The second namespace separator."""
         return self.namespace[1]
 
@@ -100,7 +106,12 @@ class RadixKey:
 
     def __getitem__(self, units: slice) -> RadixKey:
         """Return the key of a range of units; the step must be 1."""
-        start, stop, step = units.indices(len(self))
+        try:
+            start, stop, step = units.indices(len(self))
+        except (AttributeError, TypeError):
+            raise ValueError(
+                f"a key is indexed by {units!r}; pass a slice of integers, as in key[:4]"
+            ) from None
         if step != 1:
             raise ValueError(f"step={step} must be 1: a key is a run of consecutive units")
         width = self.unit_bytes
@@ -171,7 +182,10 @@ def _token_bytes(token_ids: Any) -> bytes:
             return array("q", token_ids).tobytes()
         except (TypeError, OverflowError) as error:
             raise ValueError(f"token ids must be int64 integers: {error}") from None
-    values = np.asarray(token_ids)
+    try:
+        values = np.asarray(token_ids)
+    except (TypeError, RuntimeError) as error:  # a tensor that NumPy can't hold
+        raise ValueError(f"token ids must be int64 integers: {error}") from None
     if values.ndim != 1:
         raise ValueError(f"token ids have shape {values.shape}; pass one dimension")
     if values.size and values.dtype.kind not in "iu":
@@ -179,6 +193,18 @@ def _token_bytes(token_ids: Any) -> bytes:
     if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
         raise ValueError(f"token id {int(values.max())} leaves int64")
     return values.astype(np.int64, copy=False).tobytes()
+
+
+def _check_separator(value: Any, name: str) -> None:
+    if value is None or type(value) in (str, bytes, int):
+        return
+    if type(value) is not tuple:
+        raise ValueError(
+            f"{name} has a {type(value).__name__}, {value!r}; pass None, a str, bytes, int or a "
+            f"tuple of these"
+        )
+    for part in value:
+        _check_separator(part, name)
 
 
 def _pairs(data: bytes) -> bytes:

@@ -65,6 +65,42 @@ def test_what_is_not_int64_tokens_is_refused(tokens):
         RadixKey(tokens)
 
 
+def test_a_tensor_that_numpy_cannot_hold_is_refused():
+    """bfloat16 has no NumPy dtype: ValueError, as for any float."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="token ids must be int64 integers"):
+        RadixKey(torch.zeros(2, dtype=torch.bfloat16))
+
+
+class Name(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "separator",
+    [
+        *([1], {}, {1}, object(), frozenset([1]), 1.0, True, float("nan"), np.int64(1)),
+        *(Name("a"), np.str_("a"), bytearray(b"a"), ("a", 1.0), ("a", (True,)), (["a"],)),
+    ],
+    ids=lambda separator: type(separator).__name__,
+)
+def test_a_namespace_is_made_of_plain_values(separator):
+    """Only values whose repr is the same in every process, and of which no two types are equal."""
+    with pytest.raises(ValueError, match="extra_key has a"):
+        RadixKey([1], extra_key=separator)
+    with pytest.raises(ValueError, match="cache_salt has a"):
+        RadixKey([1], cache_salt=separator)
+
+
+@pytest.mark.parametrize(
+    "separator", [None, "", "a", b"a", 0, -1, 2**70, (), ("a", (1, b"", None))]
+)
+def test_plain_values_separate_namespaces(separator):
+    """None, str, bytes, int and tuples of these are kept as they are."""
+    key = RadixKey([1], separator, separator)
+    assert (key.extra_key, key.cache_salt) == (separator, separator)
+
+
 def test_wide_and_negative_ids_stay_apart():
     """Ids are int64, not bytes and not int32."""
     keys = [RadixKey([t]) for t in (65, 321, 2**31, 2**40, -1, 2**63 - 1, 2**32 - 1)]
@@ -99,6 +135,15 @@ def test_a_slice_with_a_step_is_refused():
     """A key is a run of consecutive units."""
     with pytest.raises(ValueError, match="step=2"):
         RadixKey(range(10))[::2]
+
+
+@pytest.mark.parametrize(
+    "units", [0, -1, 10**30, 1.0, None, "a", (0, 1), slice(0.0, 1), slice("a")]
+)
+def test_only_slices_of_integers_index_a_key(units):
+    """key[0] is an error that says what to pass."""
+    with pytest.raises(ValueError, match="pass a slice of integers"):
+        RadixKey(range(10))[units]
 
 
 def test_namespaces_and_kinds_of_units_are_part_of_equality():

@@ -57,10 +57,13 @@ def test_names_share_exactly_the_groups_of_a_shared_prefix():
 
 
 def test_a_namespace_without_a_stable_name_is_not_kept():
-    assert names_of(tier(), RadixKey(A, extra_key=object())) == []
-    kept = names_of(tier(), RadixKey(A, extra_key=("lora", 1, 2.5, True, b"x")))
+    def in_space(extra_key):
+        return RadixKey.of_units(RadixKey(A).data, (extra_key, None, False))
+
+    assert names_of(tier(), in_space(object())) == []
+    kept = names_of(tier(), in_space(("lora", 1, 2.5, True, b"x")))
     assert len(kept) == 2
-    assert kept != names_of(tier(), RadixKey(A, extra_key=("lora", 1, 2.5, 1, b"x")))
+    assert kept != names_of(tier(), in_space(("lora", 1, 2.5, 1, b"x")))
 
 
 def test_names_are_the_same_in_every_process():
