@@ -214,7 +214,8 @@ class MatchResult:
     Without a lock they are valid only until the next evict or free.
 
     Attributes:
-        last_device_node: deepest matched node; the root when nothing matched.
+        last_device_node: deepest matched node, the root when nothing matched; with peek the deepest
+            node that the key reaches, which may reach past the match.
         device_prefix_len: matched units, whole pages.
         handle: for ``InsertParams.handle``.
         receipt: the lock, from ``match_and_lock``; else None.
@@ -244,6 +245,12 @@ class MatchResult:
         self._expand = expand
         self._pages: PageIds | None = None
         self._indices: Slots | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"MatchResult(device_prefix_len={self.device_prefix_len}, "
+            f"last_device_node={self.last_device_node}, receipt={self.receipt})"
+        )
 
     @property
     def pages(self) -> PageIds:
