@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alloc.layout import PageLayout
-from alloc.spaces import IntArray, PageIds, as_int64, exclusive_sum
+from alloc.spaces import IntArray, PageIds, as_int64, exclusive_sum, frozen_copy
 
 
 class PageState(IntEnum):
@@ -170,12 +170,12 @@ class ClassedFreeList:
     def free_pages_of(self, page_class: int) -> PageIds:
         """Return one class's free pages in draw order, a read-only copy. Cost: O(those pages)."""
         self._check_usable()
-        return _frozen_copy(self._free[page_class, : self._free_tops[page_class]][::-1])
+        return frozen_copy(self._free[page_class, : self._free_tops[page_class]][::-1])
 
     def staged_pages_of(self, page_class: int) -> PageIds:
         """Return one class's staged pages in the order of their release, a read-only copy."""
         self._check_usable()
-        return _frozen_copy(self._staged[page_class, : self._staged_tops[page_class]])
+        return frozen_copy(self._staged[page_class, : self._staged_tops[page_class]])
 
     def states(self) -> NDArray[np.uint8]:
         """Return a copy of the state bytes: uint8[num_pages]. Cost: O(pool)."""
@@ -309,7 +309,7 @@ class ClassedFreeList:
         return FreeListMark(
             self._mark_owner,
             self._mark_serial,
-            tuple(_frozen_copy(self._free[c, : self._free_tops[c]]) for c in classes),
+            tuple(frozen_copy(self._free[c, : self._free_tops[c]]) for c in classes),
             tuple(self.staged_pages_of(c) for c in classes),
         )
 
@@ -496,9 +496,3 @@ class ClassedFreeList:
         self._staged_tops[page_class] = staged - missing
         self._state[oldest] = _FREE
         self._committing = False
-
-
-def _frozen_copy(pages: PageIds) -> PageIds:
-    copy = pages.copy()
-    copy.flags.writeable = False
-    return copy

@@ -41,6 +41,13 @@ def exclusive_sum(counts: IntArray) -> IntArray:
     return ends
 
 
+def frozen_copy(values: IntArray) -> IntArray:
+    """Return a copy that can't be written to."""
+    copy = values.copy()
+    copy.flags.writeable = False
+    return copy
+
+
 def as_count(value: Any, name: str) -> int:
     """Return a count, size, length or index as a Python int.
 
