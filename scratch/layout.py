@@ -70,19 +70,6 @@ class ScratchLayout:
         block = block_pages * self.page_size
         return slice(rank * block, (rank + 1) * block)
 
-    def prefix_region(self) -> slice:
-        """Return the rows that can hold gathered prefixes."""
-        return slice(0, self.spec.max_prefix_tokens)
-
-    def chunk_region(self) -> slice:
-        """Return the rows that can hold the chunk."""
-        start = self.spec.max_prefix_tokens
-        return slice(start, start + self.spec.chunk_tokens)
-
-    def trash_region(self) -> slice:
-        """Return the rows of the trash page."""
-        return slice(self.num_rows - self.page_size, self.num_rows)
-
     def fits(self, block_pages: int, chunk_pages: int) -> bool:
         """Say whether the regions hold blocks and chunk of these sizes."""
         prefix_fits = self.spec.shard_size * block_pages <= self.prefix_pages
