@@ -2,7 +2,9 @@
 
 The whole path of a sharded prefill runs on one device, to be tested and studied: either one
 thread drives the ranks in lockstep (every rank plans, then every rank runs layer 0, and so on),
-or each rank has a thread. The rank that arrives last copies everybody's block.
+or each rank has a thread. The rank that arrives last copies everybody's block. After a gather that
+failed the ranks no longer agree on which comes next, so the group is broken for good: nothing is
+exchanged any more, and only what was gathered before can still be waited for.
 """
 
 from __future__ import annotations
@@ -27,47 +29,56 @@ class _Round:
 
 
 class _Meeting:
-    """Where the ranks of one in-process group meet, round after round."""
+    """Where the ranks of one in-process group meet, round after round, until one round fails."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
         self.rounds: dict[int, _Round] = {}
-        self.gone: set[int] = set()
+        self.broken: str | None = None
 
     def arrive(self, number: int, rank: int, blocks: torch.Tensor) -> None:
         """Enter a round; the last to arrive copies all blocks and opens it."""
         with self.changed:
-            self._check_nobody_gone(rank)
-            current = self.rounds.setdefault(number, _Round())
-            for other, theirs in current.blocks.items():
-                if theirs.shape != blocks.shape or theirs.dtype != blocks.dtype:
-                    raise RuntimeError(
-                        f"gather {number}: rank {rank} brings {blocks.dtype}{list(blocks.shape)}, "
-                        f"rank {other} {theirs.dtype}{list(theirs.shape)}; every rank must plan "
-                        f"the same batch"
-                    )
-            current.blocks[rank] = blocks
-            current.points[rank] = StreamPoint(blocks.device)
-            if len(current.blocks) == self.size:
-                _exchange(current)
-                self.changed.notify_all()
+            self._check_not_broken(rank)
+            try:
+                self._enter(number, rank, blocks)
+            except BaseException as error:
+                self._break(str(error) or repr(error))
+                raise
+
+    def _enter(self, number: int, rank: int, blocks: torch.Tensor) -> None:
+        current = self.rounds.setdefault(number, _Round())
+        for other, theirs in current.blocks.items():
+            if theirs.shape != blocks.shape or theirs.dtype != blocks.dtype:
+                raise RuntimeError(
+                    f"gather {number}: rank {rank} brings {blocks.dtype}{list(blocks.shape)}, "
+                    f"rank {other} {theirs.dtype}{list(theirs.shape)}; every rank must plan "
+                    f"the same batch"
+                )
+        current.blocks[rank] = blocks
+        current.points[rank] = StreamPoint(blocks.device)
+        if len(current.blocks) == self.size:
+            _exchange(current)
+            self.changed.notify_all()
 
     def await_round(self, number: int, rank: int) -> None:
         """Wait until everybody arrived in a round; on CUDA, order the stream behind its copies."""
         with self.changed:
             current = self.rounds[number]
-            arrived = self.changed.wait_for(
-                lambda: current.done is not None or self.gone, self.timeout_s
+            self.changed.wait_for(
+                lambda: current.done is not None or self.broken is not None, self.timeout_s
             )
             if current.done is None:
-                self._check_nobody_gone(rank)
+                self._check_not_broken(rank)
                 missing = sorted(set(range(self.size)) - set(current.blocks))
-                raise RuntimeError(
-                    f"gather {number}: ranks {missing} did not arrive within {self.timeout_s:g} s "
-                    f"(arrived={arrived}); drive all ranks in lockstep or give each a thread"
+                late = (
+                    f"gather {number}: ranks {missing} did not arrive within {self.timeout_s:g} s; "
+                    f"drive all ranks in lockstep or give each a thread"
                 )
+                self._break(late)
+                raise RuntimeError(late)
             current.waited += 1
             if current.waited == self.size:
                 del self.rounds[number]
@@ -76,14 +87,18 @@ class _Meeting:
     def leave(self, rank: int) -> None:
         """Note that a rank is gone for good, and wake whoever waits for it."""
         with self.changed:
-            self.gone.add(rank)
-            self.changed.notify_all()
+            self._break(f"rank {rank} has left the group")
 
-    def _check_nobody_gone(self, rank: int) -> None:
-        if self.gone:
+    def _break(self, reason: str) -> None:
+        """Fail whoever waits and whatever comes; the first reason stays."""
+        self.broken = self.broken or reason
+        self.changed.notify_all()
+
+    def _check_not_broken(self, rank: int) -> None:
+        if self.broken is not None:
             raise RuntimeError(
                 f"the prefix gather failed on rank {rank} of {self.size}: "
-                f"ranks {sorted(self.gone)} have left the group; make a new group"
+                f"{self.broken}; make a new group"
             )
 
 
@@ -153,7 +168,8 @@ class InProcessGroup:
         """Enter this rank's next round; see ``GatherGroup``.
 
         Raises:
-            RuntimeError: a rank left the group, or another rank brought another shape.
+            RuntimeError: another rank brought another shape, a gather failed before, or a rank
+                left the group.
         """
         self._meeting.arrive(self._calls, self.rank, blocks)
         self._calls += 1

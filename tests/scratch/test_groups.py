@@ -2,7 +2,9 @@
 
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -107,10 +109,10 @@ def test_a_rank_that_leaves_fails_the_others_at_once():
     timer = threading.Timer(0.05, groups[1].leave)
     started = time.monotonic()
     timer.start()
-    with pytest.raises(RuntimeError, match=r"rank 0 of 2: ranks \[1\] have left"):
+    with pytest.raises(RuntimeError, match="rank 0 of 2: rank 1 has left"):
         pending.wait()
     assert time.monotonic() - started < 5
-    with pytest.raises(RuntimeError, match="have left"):
+    with pytest.raises(RuntimeError, match="has left"):
         gather(groups[0])
     timer.join()
 
@@ -130,6 +132,65 @@ def test_ranks_that_bring_other_blocks_are_refused(other):
     groups[0].all_gather(torch.zeros(4, 3))
     with pytest.raises(RuntimeError, match="every rank must plan the same batch"):
         groups[1].all_gather(other)
+
+
+def fail_by_another_shape(groups):
+    """Rank 0 waits for a round that rank 1 enters with more rows."""
+    _, pending = gather(groups[0])
+    with pytest.raises(RuntimeError, match="every rank must plan the same batch"):
+        gather(groups[1], rows=3)
+    return pending
+
+
+def fail_by_delay(groups):
+    _, pending = gather(groups[0])
+    with pytest.raises(RuntimeError, match="did not arrive"):
+        pending.wait()
+    return pending
+
+
+def fail_by_interrupt(groups):
+    """The last rank to arrive is interrupted before everybody has every block."""
+    _, pending = gather(groups[0])
+    with (
+        mock.patch("scratch.in_process._exchange", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        gather(groups[1])
+    return pending
+
+
+@pytest.mark.parametrize("fail", [fail_by_another_shape, fail_by_delay, fail_by_interrupt])
+def test_nothing_is_exchanged_after_a_failed_round(fail):
+    """Ranks that disagree on the number of rounds would get stale blocks or another layer's."""
+    groups = InProcessGroup.create(2, timeout_s=0.05)
+    earlier = [gather(group) for group in groups]
+    pending = fail(groups)
+    with pytest.raises(RuntimeError, match="make a new group"):
+        pending.wait()
+    for group in reversed(groups):
+        with pytest.raises(RuntimeError, match=rf"rank {group.rank} of 2: .*make a new group"):
+            gather(group)
+    for blocks, done in earlier:
+        done.wait()
+        assert blocks[:, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_rank_that_waits_hears_of_a_failed_round_at_once():
+    groups = InProcessGroup.create(2, timeout_s=30)
+    _, pending = gather(groups[0])
+
+    def bring_another_shape():
+        with suppress(RuntimeError):
+            gather(groups[1], rows=3)
+
+    mismatch = threading.Timer(0.05, bring_another_shape)
+    started = time.monotonic()
+    mismatch.start()
+    with pytest.raises(RuntimeError, match="every rank must plan the same batch"):
+        pending.wait()
+    assert time.monotonic() - started < 5
+    mismatch.join()
 
 
 def test_each_rank_may_have_a_thread():
@@ -171,10 +232,10 @@ def test_a_rank_that_leaves_mid_prefill_fails_the_others_cleanly():
         pool.begin_shard_extend(np.array([[2, 3]]), [0], [8], [8])
     pools[0].get_key_buffer(0)
     groups[1].leave()
-    with pytest.raises(RuntimeError, match="have left the group"):
+    with pytest.raises(RuntimeError, match="has left the group"):
         pools[0].get_key_buffer(1)
     pools[0].end_shard_extend()
     assert not pools[0].shard.active
-    with pytest.raises(RuntimeError, match="have left the group"):
+    with pytest.raises(RuntimeError, match="has left the group"):
         pools[0].begin_shard_extend(np.array([[2, 3]]), [0], [8], [8])
     assert not pools[0].shard.active
