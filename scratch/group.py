@@ -17,6 +17,8 @@ import torch.distributed as dist
 DEFAULT_TIMEOUT_S = 60.0
 """Seconds after which a gather whose ranks don't all arrive is an error."""
 
+_OUTSIDE = "this process is not a rank of process_group; pass one it is in"
+
 
 class PendingGather(Protocol):
     """An all-gather that has been started."""
@@ -113,7 +115,7 @@ class ShardGroup:
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
         if self.rank < 0:
-            raise ValueError("this process is not a rank of process_group; pass one it is in")
+            raise ValueError(_OUTSIDE)
         self._timeout = timedelta(seconds=timeout_s)
 
     @classmethod
@@ -213,6 +215,9 @@ def get_kv_shard_group(
 def _as_gather_group(group: AnyGroup | None) -> GatherGroup:
     if group is None:
         return SoloGroup()
+    outside: object = dist.GroupMember.NON_GROUP_MEMBER
+    if group is outside:
+        raise ValueError(_OUTSIDE)
     if isinstance(group, dist.ProcessGroup):
         return ShardGroup(group)
     return group

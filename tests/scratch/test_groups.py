@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from scratch import InProcessGroup, SoloGroup, get_kv_shard_group
 from tests.scratch.scratch_builders import make_spec
@@ -45,6 +46,13 @@ def test_the_choice_of_group(use_mla, cp, tp, expected):
         assert isinstance(group, SoloGroup)
     else:
         assert group is expected
+
+
+@pytest.mark.parametrize("name", ["cp_group", "tp_group"])
+def test_a_process_outside_the_group_is_told_so(name):
+    outside = {name: dist.GroupMember.NON_GROUP_MEMBER}
+    with pytest.raises(ValueError, match="not a rank of process_group"):
+        get_kv_shard_group(use_mla=True, **outside)
 
 
 def test_a_group_of_one_has_nothing_to_send():
