@@ -15,7 +15,7 @@ class ScratchSlot:
 
     Attributes:
         rows: integer[scratch_rows, width]; bits of the pool's dtype.
-        layer_id: the layer whose prefix it holds or awaits; None before a plan.
+        layer_id: the layer whose rows it holds or awaits; None before a plan.
         pending: the gather that fills it; None when its prefix is there.
     """
 
@@ -25,6 +25,14 @@ class ScratchSlot:
         self.rows = rows
         self.layer_id: int | None = None
         self.pending: PendingGather | None = None
+
+    def take(self, layer_id: int) -> None:
+        """Give the slot to a layer without a prefix, unless a later one has it already.
+
+        A slot that never goes back to an earlier layer never returns one layer's rows as another's.
+        """
+        if self.layer_id is None or self.layer_id < layer_id:
+            self.layer_id = layer_id
 
     def settle(self) -> None:
         """Wait for the gather that fills this slot, if there is one.

@@ -121,17 +121,18 @@ class PrefixGather:
     def stage(self, layer_id: int) -> torch.Tensor:
         """Return the scratch of a layer to write its chunk rows into, without waiting.
 
-        A gather in flight writes prefix rows only. Without a prefix any layer may be staged
-        without reading the ones before it.
+        A gather in flight writes prefix rows only. Without a prefix a layer may be staged without
+        reading the ones before it; those that shared its slot can't be staged or read any more.
 
         Args:
             layer_id: the layer, one of the pool's.
 
         Raises:
-            RuntimeError: no plan is in force, or another layer has the slot.
+            RuntimeError: no plan is in force, or another layer has the slot; without a prefix
+                only a later one.
         """
-        if self.plan is not None and self.plan.block_pages == 0:
-            self._slots.of_layer(layer_id).layer_id = layer_id
+        if self.plan is not None and self.plan.send_pages is None:
+            self._slots.of_layer(layer_id).take(layer_id)
         return self._slot_that_holds(layer_id).rows
 
     def _slot_that_holds(self, layer_id: int) -> ScratchSlot:
@@ -153,16 +154,18 @@ class PrefixGather:
         """Give the layer its slot; with a prefix, pack this rank's block and start the gather."""
         plan = self.plan
         slot = self._slots.of_layer(layer_id)
+        if plan is None or plan.send_pages is None:
+            slot.take(layer_id)
+            return
         slot.layer_id = None
-        if plan is not None and plan.send_pages is not None:
-            own = self._layout.block_rows(self._group.rank, plan.block_pages)
-            parts = self._layers[layer_id - self._start_layer]
-            with self._beside_compute():
-                if self._side is not None:
-                    plan.send_pages.record_stream(self._side)
-                pack_pages(slot.rows[own], parts, plan.send_pages, plan.page_size)
-                gathered = slot.rows[self._layout.gathered_rows(plan.block_pages)]
-                slot.pending = self._group.all_gather(gathered)
+        own = self._layout.block_rows(self._group.rank, plan.block_pages)
+        parts = self._layers[layer_id - self._start_layer]
+        with self._beside_compute():
+            if self._side is not None:
+                plan.send_pages.record_stream(self._side)
+            pack_pages(slot.rows[own], parts, plan.send_pages, plan.page_size)
+            gathered = slot.rows[self._layout.gathered_rows(plan.block_pages)]
+            slot.pending = self._group.all_gather(gathered)
         slot.layer_id = layer_id
 
     def _beside_compute(self) -> AbstractContextManager[object]:

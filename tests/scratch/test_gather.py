@@ -1,10 +1,14 @@
 """One layer ahead in two slots; errors leave no half state; B60, B68, C99, C139."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scratch import InProcessGroup, PageInterleaveMLATokenToKVPool
+from scratch import InProcessGroup, PageInterleaveMLATokenToKVPool, SoloGroup
 from tests.scratch.scratch_builders import layer, make_spec
 from tests.scratch.scratch_worlds import make_pool
 
@@ -108,13 +112,47 @@ def test_nothing_is_gathered_without_a_prefix(pool, group):
     assert group.log == []
 
 
-def test_without_a_prefix_layers_may_be_staged_in_any_order(pool):
+def test_without_a_prefix_layers_may_be_left_out(pool):
     pool.begin_shard_extend(np.array([[2, 3]]), [0], [0], [7])
     loc = torch.arange(8, 15)
-    for layer_id in (5, 3):
+    for layer_id in (3, 5):
         pool.set_mla_kv_buffer(layer(layer_id), loc, torch.ones(7, 6), torch.ones(7, 2))
         rows = pool.translate_loc_to_scratch(loc)
         assert pool.get_key_buffer(layer_id)[rows].all()
+
+
+def test_without_a_prefix_a_slot_never_goes_back_to_an_earlier_layer(pool):
+    """The rows staged for layer 4 can't become layer 2's, nor layer 2's layer 4's."""
+    pool.begin_shard_extend(np.array([[2, 3]]), [0], [0], [7])
+    loc, values = torch.arange(8, 15), (torch.ones(7, 6), torch.ones(7, 2))
+    pool.set_mla_kv_buffer(layer(4), loc, *values)
+    with pytest.raises(RuntimeError, match=r"layer 2 .*its slot holds layer 4"):
+        pool.set_mla_kv_buffer(layer(2), loc, *values)
+    assert not pool.kv_buffer[0].any()
+    with pytest.raises(RuntimeError, match=r"layer 2 .*its slot holds layer 4"):
+        pool.get_key_buffer(2)
+    pool.set_mla_kv_buffer(layer(3), loc, *values)
+    pool.get_key_buffer(3)
+    assert pool.get_key_buffer(4)[pool.translate_loc_to_scratch(loc)].all()
+
+
+@given(st.booleans(), st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=8))
+def test_in_any_order_a_read_is_an_error_or_what_was_staged_last(prefix, calls):
+    """A call stages one layer, or reads all from a layer on."""
+    pool = make_pool("mla", make_spec(0, 1, 4), SoloGroup(), layers=(0, 5))
+    pool.begin_shard_extend(np.array([[2, 3]]), [0], [4 * prefix], [8])
+    loc, staged = torch.arange(12, 16), {}
+    rows = pool.translate_loc_to_scratch(loc)
+    for mark, (stages, first) in enumerate(calls, start=1):
+        with suppress(RuntimeError):
+            if stages:
+                values = torch.full((4, 6), float(mark)), torch.full((4, 2), float(mark))
+                pool.set_mla_kv_buffer(layer(first), loc, *values)
+                staged[first] = mark
+                continue
+            for layer_id in range(first, 5):
+                found = pool.get_key_buffer(layer_id)[rows]
+                assert layer_id not in staged or (found == staged[layer_id]).all()
 
 
 def test_layers_out_of_order_are_errors(pool, group):
