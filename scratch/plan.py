@@ -115,7 +115,8 @@ class ShardExtendPlanner:
         spec: this rank's shard.
         num_pages: size of the logical page id space; may be left out when ``layout`` is given.
         device: device of ``page_pos`` and of a plan's ``send_pages``.
-        debug: check more (every slot of a slot table); never changes a plan.
+        debug: check more (every slot of a slot table, every request's prefix for repeats); never
+            changes a plan.
         exact_blocks: size the blocks by the largest count of any rank instead of by
             ``Σ ceil(K_i / N)``. Needed where owners are not cyclic (a prefix over rotation seams,
             owner lanes); saves padding where requests share a prefix.
@@ -191,10 +192,11 @@ class ShardExtendPlanner:
 
         Raises:
             ValueError: a prefix is not page-aligned or longer than its sequence; a page is
-                reserved, out of range or planned twice; a rank owns more pages than block_pages;
-                without exact_blocks, a request's prefix owners are not cyclic; prefix or chunk
-                are over the scratch; or the table does not hold the rows. The previous plan is
-                intact.
+                reserved, out of range or planned twice (twice in one request's prefix where others
+                have one too, and may share it: in debug only); a rank owns more pages than
+                block_pages; without exact_blocks, a request's prefix owners are not cyclic; prefix
+                or chunk are over the scratch; or the table does not hold the rows. The previous
+                plan is intact.
 
         Cost: O(pages of this plan and the last) and one sort of the prefix pages; nothing
         depends on num_pages.
@@ -278,7 +280,9 @@ class ShardExtendPlanner:
     def _order_prefix(self, prefix: Ints, chunk: Ints, counts: list[int]) -> OwnerMajor:
         """Return the prefix pages in owner-major order after checking owners and repeats."""
         layout = self.layout
-        keys = self._prefix_keys(prefix, counts)
+        runs = _runs(prefix, counts)
+        keys = self._prefix_keys(prefix, runs)
+        self._check_repeats(keys, runs)
         chunk_keys = sorted_keys(layout, chunk)
         page = first_repeat(layout, chunk_keys)
         if page is not None:
@@ -293,24 +297,34 @@ class ShardExtendPlanner:
             )
         return owner_major(layout, keys)
 
-    def _prefix_keys(self, prefix: Ints, counts: list[int]) -> Ints:
+    def _check_repeats(self, keys: Ints, runs: dict[int, Ints]) -> None:
+        """Refuse a page twice in one prefix; among several, which may share pages, in debug."""
+        if len(runs) > 1 and not self.debug:
+            return
+        for request, run in runs.items():
+            run_keys = keys if len(runs) == 1 else sorted_keys(self.layout, run)
+            page = first_repeat(self.layout, run_keys)
+            if page is not None:
+                raise ValueError(
+                    f"page {page} is in the prefix of request {request} in the batch twice; "
+                    f"pass each request's pages once, in order"
+                )
+
+    def _prefix_keys(self, prefix: Ints, runs: dict[int, Ints]) -> Ints:
         """Return the sort keys of the prefix pages; without exact blocks, check their owners."""
-        ends = list(accumulate(counts))
-        runs = [prefix[end - count : end] for end, count in zip(ends, counts, strict=True) if count]
         if not runs:
             return prefix
-        if self.exact_blocks and not all(may_be_cyclic(self.layout, run) for run in runs):
+        if self.exact_blocks and not all(may_be_cyclic(self.layout, run) for run in runs.values()):
             return sorted_keys(self.layout, prefix)
         try:
-            return sorted_keys_of_runs(self.layout, runs)
+            return sorted_keys_of_runs(self.layout, list(runs.values()))
         except NotCyclicError as error:
             if self.exact_blocks:
                 return sorted_keys(self.layout, prefix)
-            request = [number for number, count in enumerate(counts) if count][error.run]
             raise ValueError(
-                f"the prefix owners of request {request} in the batch are not cyclic: blocks of "
-                f"Σ ceil(K_i / N) pages need one rotation base per request; plan with "
-                f"exact_blocks=True"
+                f"the prefix owners of request {list(runs)[error.run]} in the batch are not "
+                f"cyclic: blocks of Σ ceil(K_i / N) pages need one rotation base per request; "
+                f"plan with exact_blocks=True"
             ) from None
 
     def _block_pages(self, order: OwnerMajor, prefix_counts: list[int]) -> int:
@@ -352,6 +366,12 @@ class ShardExtendPlanner:
         )
         self.active = True
         return self.plan
+
+
+def _runs(prefix: Ints, counts: list[int]) -> dict[int, Ints]:
+    """Return the prefix pages of each request that has some, by its number."""
+    spans = enumerate(zip(accumulate(counts), counts, strict=True))
+    return {number: prefix[end - count : end] for number, (end, count) in spans if count}
 
 
 def _host_ints(values: Any) -> list[int]:

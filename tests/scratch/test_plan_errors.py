@@ -34,6 +34,10 @@ CASES = {
     "reserved page": ((page_table([[0, 1]]), [0], [32], [32]), r"page 0 is not in \[2, 64\)"),
     "page beyond the table": ((page_table([[64, 65]]), [0], [32], [32]), "page 65"),
     "negative page": ((np.array([[-3]]), [0], [0], [5]), "page -3"),
+    "prefix page twice": (
+        (page_table([[], [8, 9, 8, 9]]), [0, 1], [0, 64], [0, 64]),
+        "page 8 is in the prefix of request 1 in the batch twice",
+    ),
     "chunk page twice": (
         (page_table([[8], [8]]), [0, 1], [0, 0], [5, 5]),
         "page 8 is in the batch's chunk twice",
@@ -134,6 +138,21 @@ def test_debug_compares_every_slot_of_a_slot_table():
     planner.begin_shard_extend(slots, [0], [32], [48])
     with pytest.raises(ValueError, match="slot 7 at position 20"):
         make_planner(debug=True).begin_shard_extend(slots, [0], [32], [48])
+
+
+@pytest.mark.parametrize("exact_blocks", [False, True])
+def test_debug_tells_a_repeat_in_one_prefix_from_pages_that_requests_share(exact_blocks):
+    shared = page_table([[8, 9, 10], [8, 9, 12]]), [0, 1], [32, 48], [48, 48]
+    repeated = page_table([[10, 11], [8, 9, 8]]), [0, 1], [32, 48], [32, 48]
+    spec = make_spec(0, 2, groups=3, chunk_pages=2)
+    planners = [
+        ShardExtendPlanner(spec, num_pages=64, exact_blocks=exact_blocks, debug=debug)
+        for debug in (False, True)
+    ]
+    assert len({planner.begin_shard_extend(*shared).digest() for planner in planners}) == 1
+    planners[0].begin_shard_extend(*repeated)
+    with pytest.raises(ValueError, match="page 8 is in the prefix of request 1"):
+        planners[1].begin_shard_extend(*repeated)
 
 
 def test_a_row_written_behind_the_mirror_is_read_from_its_table():
