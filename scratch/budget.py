@@ -1,7 +1,7 @@
 """What the scratch costs in bytes, and whether a batch fits into it.
 
 A scheduler asks before it admits a batch: ``fits`` from lengths alone, or ``fits_pages`` from the
-prefix pages, whose answer is the planner's. No device.
+prefix pages. Both answer for sizes; the planner also checks the pages themselves. No device.
 
 >>> spec = PageShardSpec(0, 4, 16, max_prefix_tokens=256, chunk_tokens=64)
 >>> budget = ScratchBudget(spec, row_bytes=1152)
@@ -129,8 +129,10 @@ class ScratchBudget:
     def fits_pages(self, prefix_pages: Sequence[PageIds], seq_lens_cpu: Sequence[int]) -> bool:
         """Say whether the scratch holds a batch whose prefix pages are known.
 
-        Its answer is the planner's: with ``exact_blocks`` distinct pages are counted by rank, as
-        prefixes over rotation seams need; without, the default bound is taken.
+        With ``exact_blocks`` distinct pages are counted by rank, as prefixes over rotation seams
+        need; without, the default bound is taken. A batch of pages that can be planned is then
+        planned if and only if it fits; whether they can be (usable pages and, without
+        ``exact_blocks``, cyclic owners) is left to the planner.
 
         Args:
             prefix_pages: int[K_i] logical pages of each request's prefix; requests may share pages.

@@ -107,6 +107,17 @@ def test_pages_and_lengths_must_agree():
         budget.fits_pages([np.array([4, 5])], [40, 40])
 
 
+def test_sizes_are_the_budget_s_and_owners_the_planner_s():
+    """Non-cyclic owners fit by size and plan with exact blocks only."""
+    spec = make_spec(0, 2, groups=2, chunk_pages=2)
+    args = page_table([[8, 10]]), [0], [32], [32]
+    for exact_blocks in (False, True):
+        assert ScratchBudget(spec, 2, exact_blocks=exact_blocks).fits_pages([args[0][0]], [32])
+    ShardExtendPlanner(spec, num_pages=64, exact_blocks=True).begin_shard_extend(*args)
+    with pytest.raises(ValueError, match="cyclic"):
+        ShardExtendPlanner(spec, num_pages=64).begin_shard_extend(*args)
+
+
 def test_the_caller_s_pages_stay_as_they_are():
     pages = np.array([9, 5, 9, 5])
     ScratchBudget(make_spec(), row_bytes=2, exact_blocks=True).fits_pages([pages], [64])
