@@ -46,6 +46,8 @@ class LockTable:
         Raises:
             ValueError: the receipt was used already, is from before a reset, or is another tree's.
         """
+        if type(receipt) is not LockReceipt:
+            raise ValueError(f"{receipt!r} is no LockReceipt")
         held = self._receipts.get(receipt.serial)
         if held is None or held[0] is not receipt:
             raise ValueError(

@@ -41,9 +41,6 @@ from radix.params import (
 from radix.rotation import rotation_policy, stamp
 from radix.tree_core import UnifiedTreeCore
 
-MAX_ROW_SLOTS = 2**31
-"""Slots that the int32 rows of a ``ReqToTokenPool`` can name."""
-
 
 class TreeCache:
     """A radix tree over one allocator's pages: match, insert, lock, evict by key.
@@ -92,12 +89,7 @@ class TreeCache:
             self.rotation,
         )
         if self.req_to_token_pool is not None:
-            num_slots = allocator.layout.num_pages * self.page_size
-            if num_slots > MAX_ROW_SLOTS:
-                raise ValueError(
-                    f"the pool has {num_slots} slots and request rows are int32; at most "
-                    f"{MAX_ROW_SLOTS} fit"
-                )
+            self.req_to_token_pool.check_slots(allocator.layout.num_pages * self.page_size)
             self.req_to_token_pool.bind_page_size(self.page_size)  # last: it changes the rows
 
     # Match
@@ -126,6 +118,8 @@ class TreeCache:
 
     def _match(self, params: MatchPrefixParams, *, lock: bool) -> MatchResult:
         core, key = self.tree_core, params.key
+        if not isinstance(key, RadixKey):
+            raise ValueError(f"key is a {type(key).__name__}; pass a RadixKey")
         if self.disable:
             handle = MatchHandle(core.root_node_handle(), 0, key, [])
             receipt = core.inc_lock_ref(handle.node_id) if lock else None
@@ -181,6 +175,10 @@ class TreeCache:
     def _value_pages(self, params: InsertParams) -> PageIds:
         if (params.value is None) == (params.pages is None):
             raise ValueError("pass exactly one of value (slots) and pages (page ids)")
+        if not isinstance(params.key, RadixKey):
+            raise ValueError(f"key is a {type(params.key).__name__}; pass a RadixKey")
+        if not isinstance(params.handle, MatchHandle | None):
+            raise ValueError(f"handle={params.handle!r} is no MatchHandle")
         num_pages = len(params.key) // self.page_size
         if params.pages is not None:
             return as_int64(params.pages, "pages")[:num_pages]

@@ -87,7 +87,7 @@ class UnifiedTreeCore:
             KeyError: the node is gone (evicted, or from before a reset), or belongs to another
                 tree.
         """
-        node = self._nodes.get(node_id)
+        node = self._nodes.get(node_id) if isinstance(node_id, int) else None
         if node is None:
             self._refuse_handle(node_id)
         return node
@@ -490,8 +490,8 @@ class UnifiedTreeCore:
             )
 
     def _refuse_handle(self, node_id: NodeId) -> NoReturn:
-        if node_id >> TREE_SHIFT != self._tree_number:
-            raise KeyError(f"node {node_id} is a handle from another tree")
+        if not isinstance(node_id, int) or node_id >> TREE_SHIFT != self._tree_number:
+            raise KeyError(f"node {node_id!r} is a handle from another tree, or none")
         raise KeyError(
             f"node {node_id} is stale: it was evicted, or is from before a reset; match again"
         )

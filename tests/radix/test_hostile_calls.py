@@ -10,6 +10,7 @@ from radix import (
     CacheInitParams,
     EvictParams,
     InsertParams,
+    MatchPrefixParams,
     RadixKey,
     UnifiedRadixCache,
     alloc_for_extend,
@@ -188,3 +189,22 @@ def test_a_cleared_allocator_is_noticed_before_anything_changes(filled):
     filled.cache.reset()
     filled.cache.insert(insert)
     filled.check()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda cache: cache.inc_lock_ref("x"), KeyError),
+        (lambda cache: cache.inc_lock_ref([]), KeyError),
+        (lambda cache: cache.rotation_base_of(1.5), KeyError),
+        (lambda cache: cache.dec_lock_ref(None), ValueError),
+        (lambda cache: cache.match_prefix(MatchPrefixParams([1, 2, 3, 4])), ValueError),
+        (lambda cache: cache.insert(InsertParams([1, 2, 3, 4], pages=[1])), ValueError),
+        (
+            lambda cache: cache.insert(InsertParams(RadixKey(range(4)), pages=[1], handle=5)),
+            ValueError,
+        ),
+    ],
+)
+def test_what_is_no_key_handle_or_receipt_is_called_so(filled, call, error):
+    unchanged(filled, lambda: call(filled.cache), error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -23,11 +24,14 @@ def calls_of(function: Callable[[], Any]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # what a collection finalises would be counted too
     sys.setprofile(trace)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
