@@ -1,4 +1,4 @@
-"""The Triton kernels and their launchers: this module alone imports triton.
+"""The Triton kernels and their launchers: with ``alloc.kernels.jit`` all that imports triton here.
 
 A program writes one block of consecutive outputs, whatever requests they belong to, so a batch of
 one long request and one of many short ones fill the device alike. Which request a token belongs to
@@ -10,28 +10,17 @@ not specialised: one compilation for each page size serves every batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import torch
 import triton
 import triton.language as tl
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+from alloc.kernels.jit import kernel
 
 _BLOCK = 1024
 _SMALL_BLOCK = 128
 
 
-def _kernel(*numbers: str) -> Callable[[Kernel], Any]:
-    """Compile a function whose arguments ``numbers`` differ from batch to batch."""
-    decorate: Callable[[Kernel], Any] = triton.jit(
-        do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(numbers)
-    )
-    return decorate
-
-
-@_kernel("num_runs", "first_step")
+@kernel("num_runs", "first_step")
 def _find_run(
     token: tl.tensor, token_starts: tl.tensor, num_runs: tl.tensor, first_step: tl.tensor
 ) -> tl.tensor:
@@ -47,7 +36,7 @@ def _find_run(
     return run
 
 
-@_kernel("last_loc", "pages", "num_runs", "num_tokens", "first_step")
+@kernel("last_loc", "pages", "num_runs", "num_tokens", "first_step")
 def _extend_slots_kernel(
     out: tl.tensor,
     plan: tl.tensor,
@@ -73,7 +62,7 @@ def _extend_slots_kernel(
     tl.store(out + token, last + 1 + token - token_start, mask=in_last_page)
 
 
-@_kernel("fresh_locs", "last_loc", "num_requests")
+@kernel("fresh_locs", "last_loc", "num_requests")
 def _decode_slots_kernel(
     out: tl.tensor,
     fresh_locs: tl.tensor,
@@ -88,7 +77,7 @@ def _decode_slots_kernel(
     tl.store(out + request, tl.where(fresh >= 0, fresh, last + 1), mask=live)
 
 
-@_kernel("pages", "num_runs", "num_tokens", "first_step")
+@kernel("pages", "num_runs", "num_tokens", "first_step")
 def _write_rows_kernel(
     table: tl.tensor,
     plan: tl.tensor,

@@ -1,4 +1,4 @@
-"""The Triton kernels and their launchers: this module alone imports triton.
+"""The Triton kernels and their launchers: with ``alloc.kernels.jit`` all that imports triton here.
 
 All three are bound by memory, so they are built for wide accesses: a program moves whole rows or a
 run of a page, shapes that a model never changes are compile-time constants, and numbers that
@@ -10,15 +10,15 @@ does, on a device and under the interpreter alike (but for which NaN a NaN becom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import gcd
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+from alloc.kernels.jit import kernel
 
 _BLOCK = 1024
 """Words or slots of a program."""
@@ -31,18 +31,10 @@ _TILE = 4096
 """Elements of a store program's widest part."""
 
 
-def _kernel(*numbers: str) -> Callable[[Kernel], Any]:
-    """Compile a function whose arguments ``numbers`` differ from batch to batch."""
-    decorate: Callable[[Kernel], Any] = triton.jit(
-        do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(numbers)
-    )
-    return decorate
-
-
 # Translate
 
 
-@_kernel("num_slots", "num_pages")
+@kernel("num_slots", "num_pages")
 def _translate_kernel(
     rows: tl.tensor,
     loc: tl.tensor,
@@ -74,7 +66,7 @@ def translate_locs(loc: torch.Tensor, page_pos: torch.Tensor, page_size: int) ->
 # Pack
 
 
-@_kernel()
+@kernel()
 def _copy_page_run(
     out: tl.tensor,
     part: tl.tensor,
@@ -97,7 +89,7 @@ def _copy_page_run(
         tl.store(out + at, values, mask=live)
 
 
-@_kernel()
+@kernel()
 def _pack_kernel(
     out: tl.tensor,
     first: tl.tensor,
@@ -185,7 +177,7 @@ _ROUNDINGS = {
 _AS_IS, _FLOAT, _BFLOAT16_BITS = 0, 1, 2
 
 
-@_kernel()
+@kernel()
 def _rounded_bits(
     bits: tl.tensor,
     ROUNDING: tl.constexpr,
@@ -211,7 +203,7 @@ def _rounded_bits(
     return rounded | (((bits >> 31) & 1) << ROUNDING[5])
 
 
-@_kernel()
+@kernel()
 def _store_part(
     values: tl.tensor,
     target: tl.tensor,
@@ -252,7 +244,7 @@ def _store_part(
         tl.store(at, bits, mask=owned[:, None] & inside)
 
 
-@_kernel("num_tokens")
+@kernel("num_tokens")
 def _store_kernel(
     first: tl.tensor,
     second: tl.tensor,
