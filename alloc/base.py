@@ -138,6 +138,17 @@ class BaseTokenToKVPoolAllocator(ABC):
         pages = self.alloc_pages(batch.num_new_pages)
         return None if pages is None else ExtendPages(pages, list(rotation_bases))
 
+    def alloc_classes(self, classes: IntArray) -> PageIds | None:
+        """Take one page of each class, in the given order.
+
+        Args:
+            classes: int64[num_pages] in [0, num_classes), any order, any repeats.
+
+        Returns:
+            int64[num_pages], or None when a class is short; nothing changed then.
+        """
+        return self.free_list.draw(classes)
+
     def pages_by_class(
         self,
         prefix_lens: Any,

@@ -164,6 +164,10 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         deficits = self.class_deficits(required)
         return required.tolist(), available.tolist(), deficits.tolist()
 
+    def alloc_classes(self, classes: IntArray) -> PageIds | None:
+        """Take one page of each lane, in the given order; nothing is merged for it."""
+        return self.free_list.draw(classes, merge=False)
+
     def alloc_owner_pages(self, page_compute_owners: Any) -> PageIds | None:
         """Take one page of each owner's lane, in the given order: the host twin.
 
@@ -176,7 +180,7 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         Raises:
             ValueError: an owner is not in [0, cp_size).
         """
-        return self.free_list.draw(self._owners(page_compute_owners), merge=False)
+        return self.alloc_classes(self._owners(page_compute_owners))
 
     def alloc_pages_with_owners(self, page_compute_owners: Any) -> Slots | None:
         """Take whole pages, page i from the lane ``page_compute_owners[i]``.
@@ -253,7 +257,7 @@ class CPSharedPagedTokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
         return owners
 
     def _draw_owned(self, owners: IntArray) -> PageIds:
-        pages = self.free_list.draw(owners, merge=False)
+        pages = self.alloc_classes(owners)
         assert pages is not None, "the counts were checked before the draw"
         if self.debug:
             assert np.array_equal(self.layout.class_of(pages), owners), "a page on another lane"

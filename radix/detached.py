@@ -8,12 +8,12 @@ are still there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alloc import PageIds, PageLayout, ceil_div
+from alloc.spaces import as_count
 from radix.key import RadixKey, unit_bytes_of
 from radix.node import TreeNode
 from radix.params import EvictParams
@@ -85,11 +85,8 @@ def drop_pages(
 
 
 def _count(value: object, name: str) -> int:
-    """Return a number of tokens or pages as a Python integer, whatever integer it is."""
-    try:
-        count = index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{name}={value!r} must be an integer") from None
+    """Return a number of tokens or pages, checked."""
+    count = as_count(value, name)
     if count < 0:
         raise ValueError(f"{name}={count} must not be negative")
     return count

@@ -7,9 +7,9 @@ against tree and rows first: what is drawn afterwards can't be lost to an error 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 
 from alloc import ExtendBatch
+from alloc.spaces import as_count
 from radix.params import Req
 from radix.unified_cache import UnifiedRadixCache
 
@@ -75,9 +75,5 @@ def _check_prefix(cache: UnifiedRadixCache, req: Req, i: int, prefix: int) -> No
 
 def _check_base(cache: UnifiedRadixCache, req: Req, i: int) -> None:
     base, classes = req.kv_rotation_base, cache.allocator.layout.num_classes
-    try:
-        valid = base is None or 0 <= index(base) < classes
-    except TypeError:
-        valid = False
-    if not valid:
+    if base is not None and not 0 <= as_count(base, f"request {i}: kv_rotation_base") < classes:
         raise ValueError(f"request {i} has kv_rotation_base={base!r}; it must be in [0, {classes})")

@@ -67,7 +67,10 @@ class ExtendPreview:
 
     @property
     def fits(self) -> bool:
-        """Whether ``alloc_for_extend`` would serve the batch now. Exact, per class."""
+        """Whether ``alloc_for_extend`` would serve the batch now, exact and per class.
+
+        Inside an open free group it is refused instead when room has to be made.
+        """
         room = self.free_by_class + self.evictable_by_class
         return self.num_rows <= self.free_rows and not (self.pages_by_class > room).any()
 
@@ -271,7 +274,7 @@ class _Placer:
         if self.classes is None:
             pages = allocator.alloc_pages(self.batch.num_new_pages)
         else:
-            pages = allocator.free_list.draw(self.classes, merge=self.cache.is_sharded)
+            pages = allocator.alloc_classes(self.classes)
         assert pages is not None, "every class was made to cover the draw"
         return pages
 

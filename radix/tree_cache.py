@@ -19,7 +19,7 @@ from alloc import (
     page_interleave_shard_size,
     pages_of_runs,
 )
-from alloc.spaces import as_int64
+from alloc.spaces import as_count, as_int64
 from radix import invariants
 from radix.components import make_component
 from radix.detached import DroppedRun, drop_pages
@@ -61,9 +61,10 @@ class TreeCache:
 
     def __init__(self, params: CacheInitParams) -> None:
         allocator = params.token_to_kv_pool_allocator
-        if isinstance(params.page_size, float) or params.page_size != allocator.page_size:
+        page_size = as_count(params.page_size, "page_size")
+        if page_size != allocator.page_size:
             raise ValueError(
-                f"page_size={params.page_size} differs from the allocator's "
+                f"page_size={page_size} differs from the allocator's "
                 f"page_size={allocator.page_size}"
             )
         self.is_sharded = page_interleave_shard_size(allocator) > 1
@@ -73,7 +74,7 @@ class TreeCache:
                 f"{UnifiedTreeCore.__name__}.supports_rotation_base is False"
             )
         self.disable = params.disable
-        self.page_size = int(params.page_size)
+        self.page_size = page_size
         self.allocator = allocator
         self._generation = allocator.generation
         self.req_to_token_pool = params.req_to_token_pool

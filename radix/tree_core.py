@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from operator import index
 from typing import ClassVar, NoReturn
 
 import numpy as np
 
 from alloc import PageIds, PageLayout
+from alloc.spaces import as_count
 from radix.aiming import WINDOW, aim, attainable
 from radix.components import TreeComponent
 from radix.detached import DroppedRun, dropped_run
@@ -184,14 +184,9 @@ class UnifiedTreeCore:
             ValueError: fewer page ids than whole pages, or a priority or base that is no integer.
         """
         self._check_usable()
-        try:
-            priority = index(priority)
-            if rotation_base is not None:
-                rotation_base = index(rotation_base)
-        except TypeError:
-            raise ValueError(
-                f"priority={priority!r} and rotation_base={rotation_base!r} must be integers"
-            ) from None
+        priority = as_count(priority, "priority")
+        if rotation_base is not None:
+            rotation_base = as_count(rotation_base, "rotation_base")
         num_pages = len(key) // self.page_size
         if len(pages) < num_pages * PAGE_BYTES:
             raise ValueError(

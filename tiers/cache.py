@@ -259,14 +259,14 @@ class TieredCache:
     def _draw(self, classes: IntArray) -> PageIds | None:
         """Take device pages of these owners, evicting once what they lack; None when short."""
         allocator = self.device.allocator
-        pages = allocator.free_list.draw(classes)
+        pages = allocator.alloc_classes(classes)
         if pages is not None:
             return pages
         deficits = allocator.class_deficits(self._layout.tally(classes))
         if (deficits > self.device.tree_core.component.evictable_by_class()).any():
             return None
         self.evict(EvictParams(int(deficits.sum()) * self.page_size, tuple(deficits.tolist())))
-        return allocator.free_list.draw(classes)
+        return allocator.alloc_classes(classes)
 
     # Evict
 

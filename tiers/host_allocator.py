@@ -32,10 +32,6 @@ class HostPageAllocator(BaseTokenToKVPoolAllocator):
         """Not available: a host page needs the class of the device page that it copies."""
         raise NotImplementedError("a host page has its original's class; use alloc_classes")
 
-    def alloc_classes(self, classes: IntArray) -> PageIds | None:
-        """Take one page of each class, in order; None when a class is short, nothing changed."""
-        return self.free_list.draw(classes)
-
 
 def leading_fit(classes: IntArray, room: IntArray) -> int:
     """Return how many leading pages a room serves.
